@@ -78,7 +78,7 @@ func TestDecisionsInViews(t *testing.T) {
 	changed := reservation.DeepCopy()
 	changed.Status.Phase = broker.ReservationPending
 	_, changes := m.index.putReservation("r", changed)
-	m.broadcaster.notifyAll(changes)
+	m.notify(changes)
 	seen["put"] = of(next(t, events))
 	for where, text := range seen {
 		if !strings.Contains(text, namedDecision) || strings.Contains(text, "athens") || strings.Contains(text, "oslo") {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -58,18 +59,18 @@ func newIndex(clock clock.PassiveClock) *index {
 	}
 }
 
-// stream identifies the streams of a cluster in a role.
-type stream struct {
+// viewer is a cluster in a role.
+type viewer struct {
 	cluster string
 	role    protocol.Role
 }
 
-// changes are the IDs of the views that may have changed, by stream.
-type changes map[stream][]string
+// changes are the IDs of the views that may have changed, by who sees them.
+type changes map[viewer][]string
 
 func (c changes) add(cluster string, role protocol.Role, ids ...string) {
 	if cluster != "" && len(ids) > 0 {
-		key := stream{cluster, role}
+		key := viewer{cluster, role}
 		c[key] = append(c[key], ids...)
 	}
 }
@@ -191,7 +192,7 @@ func (x *index) allAdvertisements() []*broker.ClusterAdvertisement {
 	x.mutex.RLock()
 	defer x.mutex.RUnlock()
 	all := make([]*broker.ClusterAdvertisement, 0, len(x.advertisements))
-	for _, name := range sortedKeys(x.advertisements) {
+	for _, name := range slices.Sorted(maps.Keys(x.advertisements)) {
 		all = append(all, x.advertisements[name])
 	}
 	return all
@@ -207,12 +208,18 @@ func (x *index) reservation(requester, name string) *broker.Reservation {
 	return nil
 }
 
-// reservationsOf are the Reservations of a requester, sorted by name.
-func (x *index) reservationsOf(requester string) []*broker.Reservation {
+// reservationsOf are the Reservations of a requester, sorted by name; with a name, only that one.
+func (x *index) reservationsOf(requester, name string) []*broker.Reservation {
+	if name != "" {
+		if found := x.reservation(requester, name); found != nil {
+			return []*broker.Reservation{found}
+		}
+		return nil
+	}
 	x.mutex.RLock()
 	defer x.mutex.RUnlock()
 	all := make([]*broker.Reservation, 0, len(x.byRequester[requester]))
-	for _, name := range sortedKeys(x.byRequester[requester]) {
+	for _, name := range slices.Sorted(maps.Keys(x.byRequester[requester])) {
 		all = append(all, x.reservations[name])
 	}
 	return all
@@ -275,13 +282,4 @@ func (x *index) unadmitLocked(requester, name string) {
 	if delete(x.admitted[requester], name); len(x.admitted[requester]) == 0 {
 		delete(x.admitted, requester)
 	}
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -14,10 +14,6 @@ var (
 		Name: "broker_calls_total",
 		Help: "Number of REST calls that ended, by route and code: OK, or the code of the refusal.",
 	}, []string{"route", "code"})
-	streams = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "broker_streams",
-		Help: "Number of open watch streams, by role.",
-	}, []string{"role"})
 	streamEvents = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "broker_stream_events_total",
 		Help: "Number of events that were sent to watch streams, by type.",
@@ -42,39 +38,13 @@ var (
 		Name: "broker_lease_renewals_total",
 		Help: "Number of renewals of leases that were received from consumers.",
 	})
-	relayMessages = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "broker_relay_messages",
-		Help: "Number of relayed messages in the mailboxes.",
-	})
-	relayBytes = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "broker_relay_bytes",
-		Help: "Size of the relayed messages in the mailboxes in bytes.",
-	})
-	relayExpired = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "broker_relay_expired_total",
-		Help: "Number of relayed messages that expired before the receiver took them.",
-	})
-	relayRefused = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "broker_relay_refused_total",
-		Help: "Number of relayed messages that were refused because a mailbox was full.",
-	})
 )
 
 func init() {
-	metrics.Registry.MustRegister(callsTotal, streams, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry, relayMessages, relayBytes, relayExpired, relayRefused)
-	// So that they are there before the first call and stream.
+	metrics.Registry.MustRegister(callsTotal, streamEvents, advertisements, reservations, queueLength, leaseRenewals, clusterCertificateExpiry)
+	// So that they are there before the first call and event.
 	callsTotal.WithLabelValues("GET "+protocol.PathReadyz, codeOK)
 	streamEvents.WithLabelValues(string(protocol.EventRelist))
-	for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider, ""} {
-		streams.WithLabelValues(streamLabel(role))
-	}
-}
-
-func streamLabel(role protocol.Role) string {
-	if role == "" {
-		return "relay"
-	}
-	return string(role)
 }
 
 // countReservation updates the gauges of Reservations with a change, 1 or -1.

@@ -20,6 +20,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -237,26 +238,19 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 	role := protocol.Role(r.URL.Query().Get("role"))
 	switch {
 	case role == protocol.RoleRequester && watching(r):
-		return s.stream(w, r, caller, role, &tracker[protocol.ConsumerView]{
-			list: func() []protocol.ConsumerView { return s.consumerViews(caller) },
-			get: func(id string) []protocol.ConsumerView {
-				if reservation := s.index.reservation(caller, id); reservation != nil {
-					return []protocol.ConsumerView{s.consumerView(reservation)}
-				}
-				return nil
-			},
-			id:   func(view protocol.ConsumerView) string { return view.ID },
-			wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
+		return s.stream(w, r, caller, role, &stream.Tracker[protocol.ConsumerView]{
+			Views: func(id string) []protocol.ConsumerView { return s.consumerViews(caller, id) },
+			ID:    func(view protocol.ConsumerView) string { return view.ID },
+			Wrap:  func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
 		})
 	case role == protocol.RoleProvider && watching(r):
-		return s.stream(w, r, caller, role, &tracker[protocol.ProviderView]{
-			list: func() []protocol.ProviderView { return s.providerViews(caller, "") },
-			get:  func(id string) []protocol.ProviderView { return s.providerViews(caller, id) },
-			id:   func(view protocol.ProviderView) string { return view.ID },
-			wrap: func(views []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: views} },
+		return s.stream(w, r, caller, role, &stream.Tracker[protocol.ProviderView]{
+			Views: func(id string) []protocol.ProviderView { return s.providerViews(caller, id) },
+			ID:    func(view protocol.ProviderView) string { return view.ID },
+			Wrap:  func(views []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: views} },
 		})
 	case role == protocol.RoleRequester:
-		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.consumerViews(caller)})
+		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.consumerViews(caller, "")})
 	case role == protocol.RoleProvider:
 		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
 	}
@@ -271,8 +265,8 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 	id := r.PathValue("id")
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleRequester:
-		if reservation := s.index.reservation(caller, id); reservation != nil {
-			return respond(w, http.StatusOK, s.consumerView(reservation))
+		if views := s.consumerViews(caller, id); len(views) > 0 {
+			return respond(w, http.StatusOK, views[0])
 		}
 		return notFound()
 	case protocol.RoleProvider:

@@ -22,6 +22,8 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/server/limits"
+	"github.com/spillway-dev/spillway/broker/internal/server/relay"
+	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -100,8 +102,8 @@ type Server struct {
 	index *index
 	// config is the BrokerConfig in use, if there is one.
 	config      atomic.Pointer[broker.BrokerConfig]
-	broadcaster *broadcaster
-	mailboxes   *mailboxes
+	broadcaster *stream.Broadcaster
+	mailboxes   *relay.Mailboxes
 	// callers limits by key, because a revoked key must not exhaust the limit of the
 	// cluster's new one. listers, writers and advertisers limit by cluster, joiners by
 	// address.
@@ -133,8 +135,8 @@ func NewWithClients(clients Clients, options Options) *Server {
 		elected:     clients.Elected,
 		stopping:    make(chan struct{}),
 		index:       newIndex(options.Clock),
-		broadcaster: newBroadcaster(),
-		mailboxes:   newMailboxes(options.Clock),
+		broadcaster: stream.NewBroadcaster(),
+		mailboxes:   relay.NewMailboxes(options.Clock),
 		callers:     limits.NewRates(options.Clock, limits.Always(100, 200)),
 		listers:     limits.NewRates(options.Clock, limits.Always(5, 100)),
 		connections: limits.NewConnections(options.Clock),
@@ -190,12 +192,12 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 		countReservation(before, -1)
 		countReservation(now, 1)
 		s.auditPhase(before, now)
-		s.broadcaster.notifyAll(changed)
+		s.notify(changed)
 	case *broker.ClusterAdvertisement:
 		if deleted {
 			s.Receipts.forget(o.Name)
 		}
-		s.broadcaster.notifyAll(s.index.putAdvertisement(o.Name, unless(deleted, o)))
+		s.notify(s.index.putAdvertisement(o.Name, unless(deleted, o)))
 	case *broker.ClusterRegistration:
 		clusterCertificateExpiry.DeleteLabelValues(o.Name)
 		if notAfter := o.Status.NotAfter; notAfter != nil && !deleted {
@@ -208,6 +210,13 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 	}
 	if s.Observed != nil {
 		s.Observed(object, deleted)
+	}
+}
+
+// notify wakes the streams of those whose views may have changed.
+func (s *Server) notify(changed changes) {
+	for of, ids := range changed {
+		s.broadcaster.Notify(of.cluster, of.role, ids...)
 	}
 }
 
@@ -230,7 +239,7 @@ func (s *Server) Start(ctx context.Context) error {
 		return nil
 	}
 	s.Synced()
-	go s.expireMail(ctx)
+	go s.mailboxes.Run(ctx)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	server := &http.Server{
@@ -262,20 +271,6 @@ func (s *Server) Start(ctx context.Context) error {
 		return server.Close()
 	}
 	return nil
-}
-
-// expireMail removes expired messages until ctx ends.
-func (s *Server) expireMail(ctx context.Context) {
-	ticker := s.Clock.NewTicker(messageTTL / 4)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C():
-			s.mailboxes.expire()
-		}
-	}
 }
 
 // Ready returns nil on the leader once its caches are synced. It is a healthz.Checker.

@@ -475,6 +475,7 @@ func (c *clusters) testRelay(t *testing.T) {
 	} {
 		expectCode(t, c.rome.client.Relay(t.Context(), message), reason)
 	}
+	const maxMessagesFrom = 32
 	// The answers do not tell whether a cluster has joined.
 	for _, to := range []string{"berlin", "nowhere"} {
 		message := []byte(encode(t, protocol.RelayMessage{To: to, ID: "1", Sealed: []byte("x")}))

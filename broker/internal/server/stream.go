@@ -5,12 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
+	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -20,23 +19,15 @@ const (
 	// coalescePeriod is the minimum time between two reads of the changed views. A change
 	// after a quiet period is sent at once.
 	coalescePeriod = 20 * time.Millisecond
-	// maxPut is the maximum number of views in one Put.
-	maxPut = 100
 )
 
 func watching(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
 
-// source is the content of a stream: its first call of events returns a Relist, each
-// further call the changes since the last.
-type source interface {
-	events(subscription *subscription) ([]protocol.Event, error)
-}
-
 // stream serves a source until the caller or the broker ends it.
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, role protocol.Role, source source) error {
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, role protocol.Role, source stream.Source) error {
 	// Before the first list, so that no change is missed between the two.
-	subscription := s.broadcaster.subscribe(caller, role, s.quotas().streams)
-	defer s.broadcaster.unsubscribe(subscription)
+	subscription := s.broadcaster.Subscribe(caller, role, s.quotas().streams)
+	defer subscription.Close()
 	events, err := s.relist(caller, source, subscription)
 	if err != nil {
 		return err
@@ -66,11 +57,11 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, r
 }
 
 // relist returns the first events of a stream, which count as a list in progress of the caller.
-func (s *Server) relist(caller string, source source, subscription *subscription) ([]protocol.Event, error) {
+func (s *Server) relist(caller string, source stream.Source, subscription *stream.Subscription) ([]protocol.Event, error) {
 	if err := s.beginList(caller); err != nil {
 		return nil, err
 	}
-	events, err := source.events(subscription)
+	events, err := source.Events(subscription)
 	if err != nil {
 		s.listsInProgress.End(caller)
 	}
@@ -79,7 +70,7 @@ func (s *Server) relist(caller string, source source, subscription *subscription
 
 // writeEvents writes the further events of the source, until the caller disconnects, the server
 // stops, or the caller is not authorized any more.
-func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *subscription, source source) error {
+func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *stream.Subscription, source stream.Source) error {
 	ctx := r.Context()
 	heartbeat := s.Clock.NewTicker(s.heartbeat)
 	defer heartbeat.Stop()
@@ -91,7 +82,7 @@ func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscriptio
 			return ctx.Err()
 		case <-s.stopping:
 			return http.ErrServerClosed
-		case <-subscription.dropped:
+		case <-subscription.Dropped:
 			return errors.New("the cluster has opened more streams than its quota")
 		case <-heartbeat.C():
 			// The registration may have been deleted.
@@ -99,12 +90,12 @@ func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscriptio
 				return err
 			}
 			events = []protocol.Event{{Type: protocol.EventHeartbeat}}
-		case <-subscription.changed:
+		case <-subscription.Changed:
 			if err := s.sleep(ctx, coalescePeriod-s.Clock.Since(readAt)); err != nil {
 				return err
 			}
 			var err error
-			if events, err = source.events(subscription); err != nil {
+			if events, err = source.Events(subscription); err != nil {
 				return err
 			}
 		}
@@ -156,78 +147,4 @@ func (s *Server) sleep(ctx context.Context, duration time.Duration) error {
 	case <-timer.C():
 		return nil
 	}
-}
-
-// tracker is a source of views. It keeps a hash of each view that it has returned.
-type tracker[V any] struct {
-	// list returns all views, get those with an ID.
-	list func() []V
-	get  func(id string) []V
-	id   func(V) string
-	wrap func([]V) protocol.Event
-
-	seed maphash.Seed
-	sent map[string]uint64
-}
-
-func (t *tracker[V]) events(subscription *subscription) ([]protocol.Event, error) {
-	ids, all := subscription.take()
-	relist := t.sent == nil
-	if relist {
-		t.seed, t.sent = maphash.MakeSeed(), map[string]uint64{}
-	}
-	views := map[string][]V{}
-	if all || relist {
-		ids = sortedKeys(t.sent)
-		for _, view := range t.list() {
-			views[t.id(view)] = append(views[t.id(view)], view)
-		}
-		for id := range views {
-			if _, known := t.sent[id]; !known {
-				ids = append(ids, id)
-			}
-		}
-		slices.Sort(ids)
-	} else {
-		for _, id := range ids {
-			views[id] = t.get(id)
-		}
-	}
-	return t.compare(ids, views, relist)
-}
-
-// compare returns the events for the views of ids, as far as they differ from what was
-// sent.
-func (t *tracker[V]) compare(ids []string, views map[string][]V, relist bool) ([]protocol.Event, error) {
-	var events []protocol.Event
-	var changed []V
-	for _, id := range ids {
-		before, known := t.sent[id]
-		if len(views[id]) == 0 {
-			if known {
-				delete(t.sent, id)
-				events = append(events, protocol.Event{Type: protocol.EventDelete, ID: id})
-			}
-			continue
-		}
-		encoded, err := json.Marshal(views[id])
-		if err != nil {
-			return nil, fmt.Errorf("encoding view: %w", err)
-		}
-		if hash := maphash.Bytes(t.seed, encoded); !known || hash != before {
-			t.sent[id] = hash
-			changed = append(changed, views[id]...)
-		}
-	}
-	if relist {
-		event := t.wrap(changed)
-		event.Type = protocol.EventRelist
-		return []protocol.Event{event}, nil
-	}
-	for some := range slices.Chunk(changed, maxPut) {
-		event := t.wrap(some)
-		event.Type = protocol.EventPut
-		events = append(events, event)
-	}
-	return events, nil
 }

@@ -9,6 +9,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -18,27 +19,20 @@ import (
 func TestChangeCostsWhatItChanges(t *testing.T) {
 	m := newMemory(t, logr.Discard())
 	rendered := 0
-	source := &tracker[protocol.ConsumerView]{
-		list: func() []protocol.ConsumerView {
-			views := m.consumerViews("rome")
-			rendered += len(views)
+	source := &stream.Tracker[protocol.ConsumerView]{
+		Views: func(id string) []protocol.ConsumerView {
+			views := m.consumerViews("rome", id)
+			rendered += max(len(views), 1)
 			return views
 		},
-		get: func(id string) []protocol.ConsumerView {
-			rendered++
-			if found := m.index.reservation("rome", id); found != nil {
-				return []protocol.ConsumerView{m.consumerView(found)}
-			}
-			return nil
-		},
-		id:   func(view protocol.ConsumerView) string { return view.ID },
-		wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
+		ID:   func(view protocol.ConsumerView) string { return view.ID },
+		Wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
 	}
 	for _, reservation := range many(1000, "paris") {
 		m.Observe(reservation, false)
 	}
-	subscription := m.broadcaster.subscribe("rome", protocol.RoleRequester, 16)
-	relist, err := source.events(subscription)
+	subscription := m.broadcaster.Subscribe("rome", protocol.RoleRequester, 16)
+	relist, err := source.Events(subscription)
 	expect.NoError(t, err)
 	if len(relist) != 1 || relist[0].Type != protocol.EventRelist || len(relist[0].Consumer) != 1000 {
 		t.Fatalf("want a Relist of all, got %d events", len(relist))
@@ -49,23 +43,13 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 	m.Observe(changed, false)
 	m.Observe(stored("r-0501", "paris"), false) // the same as before
 	m.Observe(stored("r-0502"), true)
-	events, err := source.events(subscription)
+	events, err := source.Events(subscription)
 	expect.NoError(t, err)
 	if len(events) != 2 || events[0].Type != protocol.EventDelete || events[0].ID != "r-0502" || len(events[1].Consumer) != 1 || events[1].Consumer[0].ID != "r-0500" {
 		t.Fatalf("got %+v", events)
 	}
 	if rendered != 3 {
 		t.Fatalf("%d views were rendered for 3 changes", rendered)
-	}
-	// More changes than a stream keeps: it compares all its views.
-	for i := range maxDirty + 1 {
-		subscription.notify([]string{fmt.Sprint("other-", i)})
-	}
-	if len(subscription.dirty) > maxDirty || !subscription.overflowed {
-		t.Fatalf("the stream keeps %d changes", len(subscription.dirty))
-	}
-	if events, err = source.events(subscription); err != nil || events != nil {
-		t.Fatalf("nothing has changed, got %+v, %v", events, err)
 	}
 }
 
@@ -79,16 +63,16 @@ func TestFlippedEndpointWakesWhomItConcerns(t *testing.T) {
 	m.Observe(advertised("paris", paris), false)
 	m.Observe(advertised("berlin", berlin), false)
 	m.Observe(advertised("rome"), false)
-	open := map[stream]*subscription{}
+	open := map[viewer]*stream.Subscription{}
 	for _, cluster := range []string{"rome", "paris", "berlin", "madrid"} {
 		for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider} {
-			open[stream{cluster, role}] = m.broadcaster.subscribe(cluster, role, 16)
+			open[viewer{cluster, role}] = m.broadcaster.Subscribe(cluster, role, 16)
 		}
 	}
-	expectWoken := func(what string, want map[stream]string) {
+	expectWoken := func(what string, want map[viewer]string) {
 		t.Helper()
 		for of, subscription := range open {
-			ids, all := subscription.take()
+			ids, all := subscription.Take()
 			if got := fmt.Sprint(ids); all || len(ids) > 0 && got != "["+want[of]+"]" || len(ids) == 0 && want[of] != "" {
 				t.Errorf("%s: %v has %s to send, want %q", what, of, got, want[of])
 			}
@@ -97,15 +81,15 @@ func TestFlippedEndpointWakesWhomItConcerns(t *testing.T) {
 	flipped := advertised("paris", paris)
 	flipped.Spec.EndpointURL = "https://elsewhere.test"
 	m.Observe(flipped, false)
-	expectWoken("another endpoint of paris", map[stream]string{{"rome", protocol.RoleRequester}: "in-paris"})
+	expectWoken("another endpoint of paris", map[viewer]string{{"rome", protocol.RoleRequester}: "in-paris"})
 	rekeyed := advertised("rome")
 	rekeyed.Spec.PeerKey = "another"
 	m.Observe(rekeyed, false)
-	expectWoken("another key of rome", map[stream]string{{"paris", protocol.RoleProvider}: "in-paris", {"berlin", protocol.RoleProvider}: "in-berlin"})
+	expectWoken("another key of rome", map[viewer]string{{"paris", protocol.RoleProvider}: "in-paris", {"berlin", protocol.RoleProvider}: "in-berlin"})
 	grown := advertised("berlin", berlin)
 	grown.Status.Holds[0].Attempt = 2
 	m.Observe(grown, false)
-	expectWoken("another attempt in berlin", map[stream]string{{"berlin", protocol.RoleProvider}: "in-berlin"})
+	expectWoken("another attempt in berlin", map[viewer]string{{"berlin", protocol.RoleProvider}: "in-berlin"})
 	idle := advertised("berlin", berlin)
 	idle.Status.Holds[0].Attempt = 2
 	idle.Spec.Sequence++

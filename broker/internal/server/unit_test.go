@@ -89,24 +89,6 @@ func TestReceiptOfDeletedAdvertisement(t *testing.T) {
 	}
 }
 
-func TestOldestStreamEnds(t *testing.T) {
-	h := newBroadcaster()
-	oldest := h.subscribe("rome", "", 16)
-	youngest := oldest
-	for range 16 {
-		youngest = h.subscribe("rome", "", 16)
-	}
-	select {
-	case <-oldest.dropped:
-	default:
-		t.Fatal("the oldest stream has not ended")
-	}
-	h.unsubscribe(oldest)
-	if h.newest(oldest) || !h.newest(youngest) || len(h.subscriptions["rome"]) != 16 {
-		t.Fatal("the youngest stream is not the newest")
-	}
-}
-
 // A consumer hears of the deletion of its Reservation from the deletion on, whatever the
 // status says that is stored.
 func TestViewOfDeletedReservation(t *testing.T) {
@@ -127,10 +109,10 @@ func TestViewOfDeletedReservation(t *testing.T) {
 	deleted := reservation.DeepCopy()
 	deleted.DeletionTimestamp = &metav1.Time{Time: start}
 	_, changed := s.index.putReservation("r", deleted)
-	if ids := changed[stream{"rome", protocol.RoleRequester}]; !slices.Equal(ids, []string{"r"}) {
+	if ids := changed[viewer{"rome", protocol.RoleRequester}]; !slices.Equal(ids, []string{"r"}) {
 		t.Errorf("the deletion changes the views %v of rome", ids)
 	}
-	view := s.consumerViews("rome")[0].Status
+	view := s.consumerViews("rome", "")[0].Status
 	if view.Phase != broker.ReservationReleased || len(view.Allocations) > 0 || view.Summary != "released" || meta.IsStatusConditionTrue(view.Conditions, broker.ConditionReady) || meta.IsStatusConditionTrue(view.Conditions, broker.ConditionQueued) {
 		t.Errorf("after the deletion: %+v", view)
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// consumerViews lists the reservations of a requester, sorted by ID.
-func (s *Server) consumerViews(requester string) []protocol.ConsumerView {
-	reservations := s.index.reservationsOf(requester)
+// consumerViews lists the reservations of a requester, sorted by ID; with an id, only that one.
+func (s *Server) consumerViews(requester, id string) []protocol.ConsumerView {
+	reservations := s.index.reservationsOf(requester, id)
 	views := make([]protocol.ConsumerView, 0, len(reservations))
 	for _, reservation := range reservations {
 		views = append(views, s.consumerView(reservation))

@@ -1,4 +1,4 @@
-package server
+package relay
 
 import (
 	"fmt"
@@ -12,13 +12,15 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
 func TestMessagesExpire(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(start)
-	boxes := newMailboxes(clock)
+	clock := clocktesting.NewFakeClock(start)
+	boxes := NewMailboxes(clock)
 	for i := range maxMessagesFrom {
-		expect.NoError(t, boxes.post(protocol.RelayMessage{From: "rome", To: "paris", ID: fmt.Sprint(i), Sealed: []byte("x")}, maxMail))
+		expect.NoError(t, boxes.Post(protocol.RelayMessage{From: "rome", To: "paris", ID: fmt.Sprint(i), Sealed: []byte("x")}, maxMail))
 	}
-	if boxes.post(protocol.RelayMessage{From: "rome", To: "paris", ID: "more"}, maxMail) == nil {
+	if boxes.Post(protocol.RelayMessage{From: "rome", To: "paris", ID: "more"}, maxMail) == nil {
 		t.Fatal("a full mailbox accepted a message")
 	}
 	clock.SetTime(start.Add(messageTTL))
@@ -27,7 +29,7 @@ func TestMessagesExpire(t *testing.T) {
 	if boxes.all.Len() != 0 || boxes.size != 0 || len(boxes.boxes) != 0 || len(boxes.to) != 0 || len(boxes.from) != 0 {
 		t.Fatalf("expired messages are kept: %+v", boxes)
 	}
-	expect.NoError(t, boxes.post(protocol.RelayMessage{From: "rome", To: "paris", ID: "later"}, maxMail))
+	expect.NoError(t, boxes.Post(protocol.RelayMessage{From: "rome", To: "paris", ID: "later"}, maxMail))
 	if got := boxes.take("paris"); len(got) != 1 || got[0].ID != "later" {
 		t.Fatalf("want the message that has not expired, got %v", got)
 	}
@@ -41,10 +43,10 @@ func TestMessagesExpire(t *testing.T) {
 func TestMailIsBounded(t *testing.T) {
 	large := make([]byte, protocol.MaxSealed)
 	const perCluster = 1 << 20
-	post := func(boxes *mailboxes, from, to string) error {
-		return boxes.post(protocol.RelayMessage{From: from, To: to, ID: "id", Sealed: large}, perCluster)
+	post := func(boxes *Mailboxes, from, to string) error {
+		return boxes.Post(protocol.RelayMessage{From: from, To: to, ID: "id", Sealed: large}, perCluster)
 	}
-	until := func(boxes *mailboxes, what string, next func(i int) (from, to string)) {
+	until := func(boxes *Mailboxes, what string, next func(i int) (from, to string)) {
 		for i := range 10_000 {
 			from, to := next(i)
 			if err := post(boxes, from, to); err != nil {
@@ -56,29 +58,29 @@ func TestMailIsBounded(t *testing.T) {
 		}
 		t.Errorf("%d bytes are kept, and no limit refuses more: %s", boxes.size, what)
 	}
-	boxes := newMailboxes(clocktesting.NewFakePassiveClock(start))
+	boxes := NewMailboxes(clocktesting.NewFakeClock(start))
 	until(boxes, "mailbox of cluster paris is full", func(i int) (string, string) { return fmt.Sprint("sender-", i), "paris" })
 	if boxes.size > perCluster {
 		t.Errorf("the mailbox has %d bytes", boxes.size)
 	}
 	expect.NoError(t, post(boxes, "rome", "berlin"))
-	boxes = newMailboxes(clocktesting.NewFakePassiveClock(start))
+	boxes = NewMailboxes(clocktesting.NewFakeClock(start))
 	until(boxes, "too many messages in the mailboxes of others", func(i int) (string, string) { return "rome", fmt.Sprint("receiver-", i) })
 	expect.NoError(t, post(boxes, "berlin", "paris"))
-	boxes = newMailboxes(clocktesting.NewFakePassiveClock(start))
+	boxes = NewMailboxes(clocktesting.NewFakeClock(start))
 	until(boxes, "mailboxes of the broker are full", func(i int) (string, string) { return fmt.Sprint("sender-", i), fmt.Sprint("receiver-", i) })
 	if boxes.size > maxMail {
 		t.Errorf("the mailboxes have %d bytes", boxes.size)
 	}
-	boxes.clock.(*clocktesting.FakePassiveClock).SetTime(start.Add(time.Hour))
+	boxes.clock.(*clocktesting.FakeClock).SetTime(start.Add(time.Hour))
 	expect.NoError(t, post(boxes, "rome", "paris"))
 }
 
 // TestRefusalNamesOwnMessages: a sender that is refused does not learn what others have sent.
 func TestRefusalNamesOwnMessages(t *testing.T) {
-	boxes := newMailboxes(clocktesting.NewFakePassiveClock(start))
+	boxes := NewMailboxes(clocktesting.NewFakeClock(start))
 	post := func(from string) error {
-		return boxes.post(protocol.RelayMessage{From: from, To: "paris", ID: "id", Sealed: make([]byte, 10)}, maxMail)
+		return boxes.Post(protocol.RelayMessage{From: from, To: "paris", ID: "id", Sealed: make([]byte, 10)}, maxMail)
 	}
 	for range 5 {
 		expect.NoError(t, post("oslo"))
