@@ -24,7 +24,6 @@ var (
 	largeRooms  = map[string]room{
 		"scheduler-plugin/overflow":   {3970, 6, 40},
 		"broker/internal/reservation": {4540, 6, 40},
-		"broker/internal/server":      {2950, 8, 40},
 		"agent/internal/hold":         {2970, 6, 40},
 	}
 )

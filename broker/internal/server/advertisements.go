@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -135,23 +134,13 @@ func (s *Server) admitAdvertisement(caller string, tokens int) error {
 }
 
 func (s *Server) listAdvertisements(w http.ResponseWriter, _ *http.Request, caller string) error {
-	response := protocol.AdvertisementList{Items: []protocol.AdvertisementView{}}
-	for _, advertisement := range s.index.allAdvertisements() {
-		if view, visible := advertisementView(advertisement, caller); visible {
-			response.Items = append(response.Items, view)
-		}
-	}
-	return respond(w, http.StatusOK, response)
+	return respond(w, http.StatusOK, protocol.AdvertisementList{Items: s.index.Advertisements(caller)})
 }
 
 func (s *Server) getAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
-	view, visible := advertisementView(s.index.advertisement(r.PathValue("id")), caller)
+	view, visible := s.index.Advertisement(r.PathValue("id"), caller)
 	if !visible {
 		return refuse(protocol.CodeNotFound, "there is no advertisement of that cluster, or it does not lend to cluster %s", caller)
 	}
 	return respond(w, http.StatusOK, view)
-}
-
-func (s *Server) key(name string) client.ObjectKey {
-	return client.ObjectKey{Namespace: s.Namespace, Name: name}
 }

@@ -67,8 +67,8 @@ func (s *Server) auditPhase(before, now *broker.Reservation) {
 		return
 	}
 	log := s.Log.WithName("audit").WithValues("cluster", now.Spec.RequesterID, "id", now.Name, "phase", status.Phase)
-	if name := now.Annotations[annotationSourceName]; name != "" {
-		log = log.WithValues("sourceNamespace", now.Annotations[annotationSourceNamespace], "sourceName", name)
+	if name := now.Annotations[broker.LabelSourceName]; name != "" {
+		log = log.WithValues("sourceNamespace", now.Annotations[broker.LabelSourceNamespace], "sourceName", name)
 	}
 	type placement struct {
 		Provider     string `json:"provider"`

@@ -63,7 +63,7 @@ func TestDecisionsInViews(t *testing.T) {
 	m := newMemory(t, logr.Discard())
 	reservation := stored("r")
 	reservation.Status.Decision = &broker.Decision{Rejections: rejections()}
-	m.index.putReservation("r", reservation)
+	m.Observe(reservation, false)
 	of := func(view any) string {
 		encoded, err := json.Marshal(view)
 		expect.NoError(t, err)
@@ -77,8 +77,7 @@ func TestDecisionsInViews(t *testing.T) {
 	}
 	changed := reservation.DeepCopy()
 	changed.Status.Phase = broker.ReservationPending
-	_, changes := m.index.putReservation("r", changed)
-	m.notify(changes)
+	m.Observe(changed, false)
 	seen["put"] = of(next(t, events))
 	for where, text := range seen {
 		if !strings.Contains(text, namedDecision) || strings.Contains(text, "athens") || strings.Contains(text, "oslo") {

@@ -7,8 +7,7 @@
 // body. Reads come from the manager's cache. Writes go to the API server, or to package
 // reservation, which owns placement and the ledger.
 //
-// A stream is level-triggered: whenever an object that a subscriber sees may have
-// changed, its views are listed from the cache, and those that differ from what was
-// last sent are sent. So no events are queued for a subscriber, and one that does not
-// read is disconnected when a write times out.
+// What one caller may use is in package limits, what each cluster sees in package views, what
+// its open streams still have to be sent in package stream, and the messages of agents to each
+// other in package relay. A stream that is not read ends when a write times out.
 package server

@@ -42,7 +42,7 @@ func newMemoryAt(log logr.Logger, clock clock.WithTicker) *memory {
 	elected := make(chan struct{})
 	close(elected)
 	m := &memory{callers: &callers{}, agents: &agents{}}
-	m.Server = NewWithClients(Clients{Elected: elected}, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log, Clock: clock})
+	m.Server = newServer(nil, nil, elected, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log, Clock: clock})
 	m.Receipts = NewReceipts(m.Clock)
 	m.Synced()
 	return m

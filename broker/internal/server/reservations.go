@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -13,24 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
+	"github.com/spillway-dev/spillway/broker/internal/server/views"
 	"github.com/spillway-dev/spillway/broker/protocol"
-)
-
-// Annotations of a broker's Reservation. Labels have the same values for selecting, as
-// far as they are valid label values.
-const (
-	annotationSourceUID        = broker.Group + "/source-uid"
-	annotationSourceNamespace  = broker.LabelSourceNamespace
-	annotationSourceName       = broker.LabelSourceName
-	annotationSourceGeneration = broker.Group + "/source-generation"
 )
 
 // maxAckMessage is the maximum size of an ack's message in bytes: it becomes part of the
@@ -51,7 +43,7 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 	if err != nil {
 		return err
 	}
-	return respond(w, http.StatusOK, s.consumerView(reservation))
+	return respond(w, http.StatusOK, s.index.OfConsumer(reservation))
 }
 
 // newReservation is the broker's Reservation for a request.
@@ -68,10 +60,10 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 		labels[broker.LabelByHand] = "true"
 	}
 	annotations := map[string]string{
-		annotationSourceUID:        string(request.SourceUID),
-		annotationSourceNamespace:  request.SourceNamespace,
-		annotationSourceName:       request.SourceName,
-		annotationSourceGeneration: strconv.FormatInt(request.SourceGeneration, 10),
+		views.AnnotationSourceUID:        string(request.SourceUID),
+		broker.LabelSourceNamespace:      request.SourceNamespace,
+		broker.LabelSourceName:           request.SourceName,
+		views.AnnotationSourceGeneration: strconv.FormatInt(request.SourceGeneration, 10),
 	}
 	return &broker.Reservation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -91,11 +83,11 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 // write of the caller. If the cache is outdated, the write fails with a conflict and is
 // retried on a live read.
 func (s *Server) put(ctx context.Context, caller string, want *broker.Reservation) (*broker.Reservation, error) {
-	text, err := json.Marshal(&want.Spec)
+	size, err := specSize(&want.Spec)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the spec of reservation %s: %w", want.Name, err)
+		return nil, err
 	}
-	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller, len(text)) })
+	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller, size) })
 	var stored *broker.Reservation
 	var reader client.Reader = s.client
 	err = retry.OnError(retry.DefaultRetry, func(err error) bool {
@@ -140,14 +132,14 @@ func (s *Server) create(ctx context.Context, reservation *broker.Reservation) er
 		return err
 	}
 	requester := reservation.Spec.RequesterID
-	switch s.index.admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
-	case hubFull:
+	switch s.index.Admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
+	case views.HubFull:
 		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.allReservations)
-	case quotaReached:
+	case views.QuotaReached:
 		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
 	}
 	if err := s.client.Create(ctx, reservation); err != nil {
-		s.index.unadmit(requester, reservation.Name)
+		s.index.Unadmit(requester, reservation.Name)
 		return err
 	}
 	return nil
@@ -176,10 +168,10 @@ func update(stored, want *broker.Reservation) (changed bool, err error) {
 	if stored.DeletionTimestamp != nil {
 		return false, refuse(protocol.CodeConflict, "reservation %s is being released: retry when it is deleted", want.Name)
 	}
-	if sourceUID(stored) != sourceUID(want) {
+	if views.SourceUID(stored) != views.SourceUID(want) {
 		return false, refuse(protocol.CodeConflict, "reservation %s was created in the hub, not by this cluster", want.Name)
 	}
-	if sourceGeneration(want) < sourceGeneration(stored) {
+	if views.SourceGeneration(want) < views.SourceGeneration(stored) {
 		return false, nil
 	}
 	spec := stored.Spec.DeepCopy()
@@ -221,40 +213,36 @@ func updatedSets(stored, want []broker.PodSet) []broker.PodSet {
 	return sets
 }
 
-// sourceGeneration is 0 for a Reservation that was created in the hub.
-func sourceGeneration(reservation *broker.Reservation) int64 {
-	generation, err := strconv.ParseInt(reservation.Annotations[annotationSourceGeneration], 10, 64)
-	if err != nil {
-		return 0
-	}
-	return generation
-}
-
-func sourceUID(reservation *broker.Reservation) types.UID {
-	return types.UID(reservation.Annotations[annotationSourceUID])
-}
-
 func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller string) error {
 	role := protocol.Role(r.URL.Query().Get("role"))
 	switch {
 	case role == protocol.RoleRequester && watching(r):
 		return s.stream(w, r, caller, role, &stream.Tracker[protocol.ConsumerView]{
-			Views: func(id string) []protocol.ConsumerView { return s.consumerViews(caller, id) },
+			Views: func(id string) []protocol.ConsumerView { return s.index.Consumer(caller, id) },
 			ID:    func(view protocol.ConsumerView) string { return view.ID },
-			Wrap:  func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
+			Wrap:  func(some []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: some} },
 		})
 	case role == protocol.RoleProvider && watching(r):
 		return s.stream(w, r, caller, role, &stream.Tracker[protocol.ProviderView]{
 			Views: func(id string) []protocol.ProviderView { return s.providerViews(caller, id) },
 			ID:    func(view protocol.ProviderView) string { return view.ID },
-			Wrap:  func(views []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: views} },
+			Wrap:  func(some []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: some} },
 		})
 	case role == protocol.RoleRequester:
-		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.consumerViews(caller, "")})
+		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.index.Consumer(caller, "")})
 	case role == protocol.RoleProvider:
 		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
 	}
 	return invalidRole()
+}
+
+// providerViews lists the holds on a provider; with an id, only those of that reservation.
+func (s *Server) providerViews(provider, id string) []protocol.ProviderView {
+	deadline := answers.DefaultDeadline
+	if config := s.config.Load(); config != nil && config.Spec.ProofDeadline != nil {
+		deadline = config.Spec.ProofDeadline.Duration
+	}
+	return s.index.Provider(provider, id, deadline)
 }
 
 func invalidRole() error {
@@ -265,17 +253,32 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 	id := r.PathValue("id")
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleRequester:
-		if views := s.consumerViews(caller, id); len(views) > 0 {
-			return respond(w, http.StatusOK, views[0])
+		if own := s.index.Consumer(caller, id); len(own) > 0 {
+			return respond(w, http.StatusOK, own[0])
 		}
 		return notFound()
 	case protocol.RoleProvider:
-		if views := s.providerViews(caller, id); len(views) > 0 {
-			return respond(w, http.StatusOK, views[0])
+		if holds := s.providerViews(caller, id); len(holds) > 0 {
+			return respond(w, http.StatusOK, holds[0])
 		}
 		return notFound()
 	}
 	return invalidRole()
+}
+
+// getDecision reports why each cluster that lends to the caller is not chosen for one of its
+// reservations, and how many do not lend to it. It compares the reservation with all clusters.
+func (s *Server) getDecision(w http.ResponseWriter, r *http.Request, caller string) error {
+	rejections, err := s.Reconciler.Explain(r.Context(), caller, r.PathValue("id"))
+	if err != nil {
+		return fmt.Errorf("explaining the decision: %w", err)
+	}
+	seen := decide.ForConsumer(&broker.Decision{Rejections: rejections})
+	view := protocol.DecisionView{Rejections: seen.Rejections, RejectionCounts: seen.RejectionCounts}
+	if view.Rejections == nil {
+		view.Rejections = []broker.ClusterRejection{}
+	}
+	return respond(w, http.StatusOK, view)
 }
 
 // notFound does not disclose whether the reservation exists in another cluster.
@@ -289,13 +292,13 @@ func notFound() error {
 // deletion of one in the cache does not count as a write of the caller: there are no more
 // of them than creations, and capacity is given back without delay.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
-	known := s.index.reservation(caller, r.PathValue("id"))
+	known := s.index.Reservation(caller, r.PathValue("id"))
 	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
 		if err := s.takeWrite(caller, 0); err != nil {
 			return err
 		}
 		live := &broker.Reservation{}
-		if err := s.live.Get(r.Context(), s.key(r.PathValue("id")), live); err != nil {
+		if err := s.live.Get(r.Context(), client.ObjectKey{Namespace: s.Namespace, Name: r.PathValue("id")}, live); err != nil {
 			return fmt.Errorf("reading reservation: %w", err)
 		}
 		if live.Spec.RequesterID != caller {

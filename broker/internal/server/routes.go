@@ -61,9 +61,8 @@ func (s *Server) routes() []route {
 	}
 }
 
-// Handler serves the REST interface, without a listener. The caches are synced.
+// Handler serves the REST interface, without a listener.
 func (s *Server) Handler() http.Handler {
-	s.synced.Store(true)
 	mux := http.NewServeMux()
 	for _, route := range s.routes() {
 		mux.Handle(route.method+" "+route.path, s.serve(route))

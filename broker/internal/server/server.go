@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/server/limits"
 	"github.com/spillway-dev/spillway/broker/internal/server/relay"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
+	"github.com/spillway-dev/spillway/broker/internal/server/views"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -58,16 +59,6 @@ type Identity interface {
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 }
 
-// Clients are what a Server reads and writes with.
-type Clients struct {
-	// Client writes to the API server. Its reads may lag behind.
-	Client client.Client
-	// Live reads from the API server.
-	Live client.Reader
-	// Elected is closed once this replica is the leader and may act as it.
-	Elected <-chan struct{}
-}
-
 // Options of a Server. All fields except Clock and Observed are required.
 type Options struct {
 	// Listener without TLS. The server closes it. Only Start needs it.
@@ -89,8 +80,10 @@ type Options struct {
 // not the leader refuse most calls.
 type Server struct {
 	Options
-	client  client.Client
-	live    client.Reader
+	// client writes to the API server. Its reads may lag behind, those of live do not.
+	client client.Client
+	live   client.Reader
+	// elected is closed once this replica is the leader and may act as it.
 	elected <-chan struct{}
 	// watches report whether the index has what the caches had at first.
 	watches []toolscache.InformerSynced
@@ -99,7 +92,7 @@ type Server struct {
 	// stopping is closed to end the streams.
 	stopping chan struct{}
 
-	index *index
+	index *views.Index
 	// config is the BrokerConfig in use, if there is one.
 	config      atomic.Pointer[broker.BrokerConfig]
 	broadcaster *stream.Broadcaster
@@ -110,31 +103,28 @@ type Server struct {
 	callers, listers, writers, advertisers, joiners *limits.Rates
 	inProgress, listsInProgress                     limits.InProgress
 	connections                                     *limits.Connections
-	heartbeat                                       time.Duration
 }
 
 // New returns a server that uses the manager's clients, and adds it to the manager.
 func New(mgr manager.Manager, options Options) (*Server, error) {
-	s := NewWithClients(Clients{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Elected: mgr.Elected()}, options)
+	s := newServer(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected(), options)
 	if err := s.watch(mgr.GetCache()); err != nil {
 		return nil, err
 	}
 	return s, mgr.Add(s)
 }
 
-// NewWithClients returns a server without a manager. Its caller calls Observe for each
-// event of a watch, Synced once the first ones are observed, and serves Handler.
-func NewWithClients(clients Clients, options Options) *Server {
+func newServer(client client.Client, live client.Reader, elected <-chan struct{}, options Options) *Server {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
 	s := &Server{
 		Options:     options,
-		client:      clients.Client,
-		live:        clients.Live,
-		elected:     clients.Elected,
+		client:      client,
+		live:        live,
+		elected:     elected,
 		stopping:    make(chan struct{}),
-		index:       newIndex(options.Clock),
+		index:       views.NewIndex(options.Clock),
 		broadcaster: stream.NewBroadcaster(),
 		mailboxes:   relay.NewMailboxes(options.Clock),
 		callers:     limits.NewRates(options.Clock, limits.Always(100, 200)),
@@ -142,7 +132,6 @@ func NewWithClients(clients Clients, options Options) *Server {
 		connections: limits.NewConnections(options.Clock),
 		advertisers: limits.NewRates(options.Clock, limits.Always(2, 20)),
 		joiners:     limits.NewRates(options.Clock, limits.Always(5, 10)),
-		heartbeat:   protocol.HeartbeatSeconds * time.Second,
 	}
 	s.writers = limits.NewRates(options.Clock, func() (float64, int) {
 		quotas := s.quotas()
@@ -188,7 +177,7 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 	switch o := object.(type) {
 	case *broker.Reservation:
 		now := unless(deleted, o)
-		before, changed := s.index.putReservation(o.Name, now)
+		before, changed := s.index.PutReservation(o.Name, now)
 		countReservation(before, -1)
 		countReservation(now, 1)
 		s.auditPhase(before, now)
@@ -197,7 +186,7 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 		if deleted {
 			s.Receipts.forget(o.Name)
 		}
-		s.notify(s.index.putAdvertisement(o.Name, unless(deleted, o)))
+		s.notify(s.index.PutAdvertisement(o.Name, unless(deleted, o)))
 	case *broker.ClusterRegistration:
 		clusterCertificateExpiry.DeleteLabelValues(o.Name)
 		if notAfter := o.Status.NotAfter; notAfter != nil && !deleted {
@@ -214,9 +203,9 @@ func (s *Server) Observe(object client.Object, deleted bool) {
 }
 
 // notify wakes the streams of those whose views may have changed.
-func (s *Server) notify(changed changes) {
+func (s *Server) notify(changed views.Changes) {
 	for of, ids := range changed {
-		s.broadcaster.Notify(of.cluster, of.role, ids...)
+		s.broadcaster.Notify(of.Cluster, of.Role, ids...)
 	}
 }
 
@@ -227,7 +216,8 @@ func unless[T any](deleted bool, object *T) *T {
 	return object
 }
 
-// Synced states that Observe was called for all objects that existed at first.
+// Synced states that Observe was called for all objects that existed at first: without it, most
+// calls are refused.
 func (s *Server) Synced() { s.synced.Store(true) }
 
 // NeedLeaderElection is false: all replicas listen.

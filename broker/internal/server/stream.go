@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,7 +71,7 @@ func (s *Server) relist(caller string, source stream.Source, subscription *strea
 // stops, or the caller is not authorized any more.
 func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscription *stream.Subscription, source stream.Source) error {
 	ctx := r.Context()
-	heartbeat := s.Clock.NewTicker(s.heartbeat)
+	heartbeat := s.Clock.NewTicker(protocol.HeartbeatSeconds * time.Second)
 	defer heartbeat.Stop()
 	for {
 		var events []protocol.Event
@@ -91,8 +90,12 @@ func (s *Server) writeEvents(w http.ResponseWriter, r *http.Request, subscriptio
 			}
 			events = []protocol.Event{{Type: protocol.EventHeartbeat}}
 		case <-subscription.Changed:
-			if err := s.sleep(ctx, coalescePeriod-s.Clock.Since(readAt)); err != nil {
-				return err
+			if rest := coalescePeriod - s.Clock.Since(readAt); rest > 0 {
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-s.Clock.After(rest):
+				}
 			}
 			var err error
 			if events, err = source.Events(subscription); err != nil {
@@ -133,18 +136,4 @@ func supported(err error) error {
 		return nil
 	}
 	return err
-}
-
-func (s *Server) sleep(ctx context.Context, duration time.Duration) error {
-	if duration <= 0 {
-		return nil
-	}
-	timer := s.Clock.NewTimer(duration)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C():
-		return nil
-	}
 }

@@ -21,12 +21,12 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 	rendered := 0
 	source := &stream.Tracker[protocol.ConsumerView]{
 		Views: func(id string) []protocol.ConsumerView {
-			views := m.consumerViews("rome", id)
-			rendered += max(len(views), 1)
-			return views
+			found := m.index.Consumer("rome", id)
+			rendered += max(len(found), 1)
+			return found
 		},
 		ID:   func(view protocol.ConsumerView) string { return view.ID },
-		Wrap: func(views []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: views} },
+		Wrap: func(some []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: some} },
 	}
 	for _, reservation := range many(1000, "paris") {
 		m.Observe(reservation, false)
@@ -55,6 +55,10 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 
 // TestFlippedEndpointWakesWhomItConcerns changes a cluster's endpoint and key.
 func TestFlippedEndpointWakesWhomItConcerns(t *testing.T) {
+	type viewer struct {
+		cluster string
+		role    protocol.Role
+	}
 	m := newMemory(t, logr.Discard())
 	paris, berlin := stored("in-paris", "paris"), stored("in-berlin", "berlin")
 	for _, object := range []*broker.Reservation{paris, berlin} {

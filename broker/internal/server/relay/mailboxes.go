@@ -8,8 +8,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -24,6 +27,27 @@ const (
 	// messageOverhead is added to the size of a message, for what it takes in memory.
 	messageOverhead = 256
 )
+
+var (
+	messageCount = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_messages",
+		Help: "Number of relayed messages in the mailboxes.",
+	})
+	messageBytes = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "broker_relay_bytes",
+		Help: "Size of the relayed messages in the mailboxes in bytes.",
+	})
+	expired = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_expired_total",
+		Help: "Number of relayed messages that expired before the receiver took them.",
+	})
+	refused = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "broker_relay_refused_total",
+		Help: "Number of relayed messages that were refused because a mailbox was full.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(messageCount, messageBytes, expired, refused) }
 
 // Mailboxes keep relayed messages in memory until the receiver's stream takes them.
 // Each message is delivered at most once: a sender that expects a reply must send again.
@@ -156,4 +180,30 @@ func (m *Mailboxes) account(of *mail, size int) {
 	}
 	messageCount.Set(float64(m.all.Len()))
 	messageBytes.Set(float64(m.size))
+}
+
+// Source returns what a stream is sent of the mailbox of its cluster. Only the newest stream
+// has the messages: an older one may be a connection whose loss was not detected, where they
+// would be lost.
+func (m *Mailboxes) Source() stream.Source { return &source{boxes: m} }
+
+type source struct {
+	boxes  *Mailboxes
+	listed bool
+}
+
+// Events implements stream.Source.
+func (s *source) Events(subscription *stream.Subscription) ([]protocol.Event, error) {
+	var messages []protocol.RelayMessage
+	if subscription.Newest() {
+		messages = s.boxes.take(subscription.Cluster)
+	}
+	switch {
+	case !s.listed:
+		s.listed = true
+		return []protocol.Event{{Type: protocol.EventRelist, Relay: messages}}, nil
+	case len(messages) == 0:
+		return nil, nil
+	}
+	return []protocol.Event{{Type: protocol.EventPut, Relay: messages}}, nil
 }

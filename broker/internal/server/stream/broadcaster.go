@@ -5,6 +5,9 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -12,8 +15,29 @@ import (
 // the stream compares all its views.
 const maxDirty = 1024
 
+var streams = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	Name: "broker_streams",
+	Help: "Number of open watch streams, by role.",
+}, []string{"role"})
+
+func init() {
+	metrics.Registry.MustRegister(streams)
+	// So that they are there before the first stream.
+	for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider, ""} {
+		streams.WithLabelValues(streamLabel(role))
+	}
+}
+
+func streamLabel(role protocol.Role) string {
+	if role == "" {
+		return "relay"
+	}
+	return string(role)
+}
+
 // Broadcaster notifies the open streams of changes.
 type Broadcaster struct {
+	// mutex is also that of the Subscriptions.
 	mutex sync.Mutex
 	// subscriptions by cluster, oldest first.
 	subscriptions map[string][]*Subscription
@@ -30,8 +54,6 @@ type Subscription struct {
 	Dropped chan struct{}
 
 	broadcaster *Broadcaster
-
-	mutex sync.Mutex
 	// dirty are the IDs of the views that may have changed since they were last sent;
 	// overflowed is true if they are more than maxDirty. So a stream that is not read
 	// needs no more memory, and gets only the newest state of each view.
@@ -104,7 +126,6 @@ func (b *Broadcaster) Notify(cluster string, role protocol.Role, ids ...string) 
 }
 
 func (s *Subscription) notify(ids []string) {
-	s.mutex.Lock()
 	for _, id := range ids {
 		if s.overflowed {
 			break
@@ -116,7 +137,6 @@ func (s *Subscription) notify(ids []string) {
 			s.dirty, s.overflowed = nil, true
 		}
 	}
-	s.mutex.Unlock()
 	select {
 	case s.Changed <- struct{}{}:
 	default:
@@ -126,9 +146,9 @@ func (s *Subscription) notify(ids []string) {
 // Take returns and forgets which views may have changed: those with the IDs, or any of
 // them.
 func (s *Subscription) Take() (ids []string, all bool) {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	ids, all = slices.Sorted(maps.Keys(s.dirty)), s.overflowed
+	s.broadcaster.mutex.Lock()
+	dirty, all := s.dirty, s.overflowed
 	s.dirty, s.overflowed = nil, false
-	return ids, all
+	s.broadcaster.mutex.Unlock()
+	return slices.Sorted(maps.Keys(dirty)), all
 }

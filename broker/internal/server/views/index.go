@@ -1,4 +1,4 @@
-package server
+package views
 
 import (
 	"maps"
@@ -13,14 +13,10 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// admissionTTL is the time after which a creation that the watch has not shown does not
-// count any more: the object was deleted before the watch saw it.
-const admissionTTL = time.Minute
-
-// index has the Reservations and ClusterAdvertisements of the cache by the keys that
+// Index has the Reservations and ClusterAdvertisements of the cache by the keys that
 // views and quotas need, so that no call and no event lists them all. The objects are
 // shared with the cache and must not be changed.
-type index struct {
+type Index struct {
 	clock          clock.PassiveClock
 	mutex          sync.RWMutex
 	reservations   map[string]*broker.Reservation
@@ -48,8 +44,9 @@ func (n names) remove(key, name string) {
 	}
 }
 
-func newIndex(clock clock.PassiveClock) *index {
-	return &index{
+// NewIndex returns an empty Index.
+func NewIndex(clock clock.PassiveClock) *Index {
+	return &Index{
 		clock:          clock,
 		reservations:   map[string]*broker.Reservation{},
 		advertisements: map[string]*broker.ClusterAdvertisement{},
@@ -59,28 +56,28 @@ func newIndex(clock clock.PassiveClock) *index {
 	}
 }
 
-// viewer is a cluster in a role.
-type viewer struct {
-	cluster string
-	role    protocol.Role
+// Viewer is a cluster in a role.
+type Viewer struct {
+	Cluster string
+	Role    protocol.Role
 }
 
-// changes are the IDs of the views that may have changed, by who sees them.
-type changes map[viewer][]string
+// Changes are the IDs of the views that may have changed, by who sees them.
+type Changes map[Viewer][]string
 
-func (c changes) add(cluster string, role protocol.Role, ids ...string) {
+func (c Changes) add(cluster string, role protocol.Role, ids ...string) {
 	if cluster != "" && len(ids) > 0 {
-		key := viewer{cluster, role}
+		key := Viewer{cluster, role}
 		c[key] = append(c[key], ids...)
 	}
 }
 
-// putReservation stores the current object of a name, nil if it was deleted, and returns
+// PutReservation stores the current object of a name, nil if it was deleted, and returns
 // the one before and what changed.
-func (x *index) putReservation(name string, now *broker.Reservation) (before *broker.Reservation, changed changes) {
+func (x *Index) PutReservation(name string, now *broker.Reservation) (before *broker.Reservation, changed Changes) {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
-	changed = changes{}
+	changed = Changes{}
 	before = x.reservations[name]
 	if before != nil {
 		x.byRequester.remove(before.Spec.RequesterID, name)
@@ -116,14 +113,14 @@ func providersOf(reservation *broker.Reservation) []string {
 	return clusters
 }
 
-// putAdvertisement stores the current advertisement of a cluster, nil if it was deleted,
+// PutAdvertisement stores the current advertisement of a cluster, nil if it was deleted,
 // and returns what changed. A cluster's endpoint and key are in the views of the
 // Reservations that it provides for, its key in the views of the providers that hold
 // capacity for it, and its holds in its own.
-func (x *index) putAdvertisement(cluster string, now *broker.ClusterAdvertisement) changes {
+func (x *Index) PutAdvertisement(cluster string, now *broker.ClusterAdvertisement) Changes {
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
-	changed := changes{}
+	changed := Changes{}
 	before := orEmpty(x.advertisements[cluster])
 	if now == nil {
 		delete(x.advertisements, cluster)
@@ -181,25 +178,14 @@ func changedHolds(before, after []broker.Hold) []string {
 }
 
 // advertisement is a cluster's advertisement, an empty one if there is none.
-func (x *index) advertisement(cluster string) *broker.ClusterAdvertisement {
+func (x *Index) advertisement(cluster string) *broker.ClusterAdvertisement {
 	x.mutex.RLock()
 	defer x.mutex.RUnlock()
 	return orEmpty(x.advertisements[cluster])
 }
 
-// allAdvertisements are sorted by cluster ID.
-func (x *index) allAdvertisements() []*broker.ClusterAdvertisement {
-	x.mutex.RLock()
-	defer x.mutex.RUnlock()
-	all := make([]*broker.ClusterAdvertisement, 0, len(x.advertisements))
-	for _, name := range slices.Sorted(maps.Keys(x.advertisements)) {
-		all = append(all, x.advertisements[name])
-	}
-	return all
-}
-
-// reservation is the Reservation of a name and requester, nil if there is none.
-func (x *index) reservation(requester, name string) *broker.Reservation {
+// Reservation is the Reservation of a name and requester, nil if there is none.
+func (x *Index) Reservation(requester, name string) *broker.Reservation {
 	x.mutex.RLock()
 	defer x.mutex.RUnlock()
 	if found := x.reservations[name]; found != nil && found.Spec.RequesterID == requester {
@@ -208,78 +194,13 @@ func (x *index) reservation(requester, name string) *broker.Reservation {
 	return nil
 }
 
-// reservationsOf are the Reservations of a requester, sorted by name; with a name, only that one.
-func (x *index) reservationsOf(requester, name string) []*broker.Reservation {
-	if name != "" {
-		if found := x.reservation(requester, name); found != nil {
-			return []*broker.Reservation{found}
-		}
-		return nil
-	}
+// reservationsOf are the Reservations of a requester, sorted by name.
+func (x *Index) reservationsOf(requester string) []*broker.Reservation {
 	x.mutex.RLock()
 	defer x.mutex.RUnlock()
-	all := make([]*broker.Reservation, 0, len(x.byRequester[requester]))
+	var all []*broker.Reservation
 	for _, name := range slices.Sorted(maps.Keys(x.byRequester[requester])) {
 		all = append(all, x.reservations[name])
 	}
 	return all
-}
-
-// admission is why a new Reservation is admitted or not.
-type admission int
-
-const (
-	admitted admission = iota
-	// quotaReached means that the requester has as many as allowed.
-	quotaReached
-	// hubFull means that all consumers together have as many as allowed.
-	hubFull
-)
-
-// admit reserves a requester's place for a new Reservation, which unadmit gives back if
-// it is not created. limit is the maximum number of the requester, total of all.
-func (x *index) admit(requester, name string, limit, total int) admission {
-	x.mutex.Lock()
-	defer x.mutex.Unlock()
-	now := x.clock.Now()
-	pending := x.admitted[requester]
-	for other, at := range pending {
-		if now.Sub(at) >= admissionTTL {
-			delete(pending, other)
-		}
-	}
-	if _, again := pending[name]; !again {
-		own, all := len(x.byRequester[requester])+len(pending), len(x.reservations)
-		for _, of := range x.admitted {
-			for _, at := range of {
-				if now.Sub(at) < admissionTTL {
-					all++
-				}
-			}
-		}
-		if own >= limit {
-			return quotaReached
-		}
-		if all >= total {
-			return hubFull
-		}
-	}
-	if pending == nil {
-		pending = map[string]time.Time{}
-		x.admitted[requester] = pending
-	}
-	pending[name] = now
-	return admitted
-}
-
-func (x *index) unadmit(requester, name string) {
-	x.mutex.Lock()
-	defer x.mutex.Unlock()
-	x.unadmitLocked(requester, name)
-}
-
-func (x *index) unadmitLocked(requester, name string) {
-	if delete(x.admitted[requester], name); len(x.admitted[requester]) == 0 {
-		delete(x.admitted, requester)
-	}
 }

@@ -1,0 +1,68 @@
+package views
+
+import "time"
+
+// admissionTTL is the time after which a creation that the watch has not shown does not
+// count any more: the object was deleted before the watch saw it.
+const admissionTTL = time.Minute
+
+// Admission is why a new Reservation is admitted or not.
+type Admission int
+
+const (
+	// Admitted means that it may be created.
+	Admitted Admission = iota
+	// QuotaReached means that the requester has as many as allowed.
+	QuotaReached
+	// HubFull means that all consumers together have as many as allowed.
+	HubFull
+)
+
+// Admit reserves a requester's place for a new Reservation, which Unadmit gives back if
+// it is not created. limit is the maximum number of the requester, total of all.
+func (x *Index) Admit(requester, name string, limit, total int) Admission {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	now := x.clock.Now()
+	pending := x.admitted[requester]
+	for other, at := range pending {
+		if now.Sub(at) >= admissionTTL {
+			delete(pending, other)
+		}
+	}
+	if _, again := pending[name]; !again {
+		own, all := len(x.byRequester[requester])+len(pending), len(x.reservations)
+		for _, of := range x.admitted {
+			for _, at := range of {
+				if now.Sub(at) < admissionTTL {
+					all++
+				}
+			}
+		}
+		if own >= limit {
+			return QuotaReached
+		}
+		if all >= total {
+			return HubFull
+		}
+	}
+	if pending == nil {
+		pending = map[string]time.Time{}
+		x.admitted[requester] = pending
+	}
+	pending[name] = now
+	return Admitted
+}
+
+// Unadmit gives back the place of a Reservation that was not created.
+func (x *Index) Unadmit(requester, name string) {
+	x.mutex.Lock()
+	defer x.mutex.Unlock()
+	x.unadmitLocked(requester, name)
+}
+
+func (x *Index) unadmitLocked(requester, name string) {
+	if delete(x.admitted[requester], name); len(x.admitted[requester]) == 0 {
+		delete(x.admitted, requester)
+	}
+}
