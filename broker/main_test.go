@@ -28,7 +28,7 @@ func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "hub")
 	o, err := parse([]string{"--tls-san=a.test, 192.0.2.1", "--tls-san", "b.test"})
 	expect.NoError(t, err)
-	if o.namespace != "hub" || !slices.Equal(o.names, []string{"a.test", "192.0.2.1", "b.test"}) {
+	if o.Namespace != "hub" || !slices.Equal(o.names, []string{"a.test", "192.0.2.1", "b.test"}) {
 		t.Fatalf("got %+v", o)
 	}
 	for _, arguments := range [][]string{{"--broker-interface=kubernetes"}, {"something"}} {

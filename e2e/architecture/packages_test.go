@@ -113,6 +113,8 @@ func TestImports(t *testing.T) {
 			switch {
 			case strings.HasPrefix(dep, "k8s.io/kubernetes") && !strings.HasPrefix(p.ImportPath, "scheduler-plugin"):
 				t.Errorf("%s imports %s: only the scheduler plugin builds on k8s.io/kubernetes", p.ImportPath, dep)
+			case dep == module+"broker/internal/server" && p.ImportPath != "broker/program":
+				t.Errorf("%s imports %s: the broker that main runs is built in broker/program, for all", p.ImportPath, dep)
 			case slices.ContainsFunc(drivers, func(driver string) bool {
 				return strings.HasPrefix(dep+"/", driver) && !strings.HasPrefix(module+p.ImportPath+"/", driver)
 			}) && p.ImportPath != "agent":

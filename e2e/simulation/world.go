@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +23,7 @@ import (
 
 	agent "github.com/spillway-dev/spillway/agent/simulated"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	hub "github.com/spillway-dev/spillway/broker/simulated"
+	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/e2e/simulation/memory"
 	"github.com/spillway-dev/spillway/e2e/simulation/stepwise"
 )
@@ -221,9 +222,14 @@ func (w *world) startBroker(b *brokerProcess) {
 		Name: b.name, Server: w.hub, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.brokerWrites), Live: w.plant.brokerLive,
 	})
 	callers := &identity{cached: b.program.GetClient(), live: b.program.GetAPIReader(), missed: map[string]time.Time{}}
-	handler, err := hub.Add(b.program, namespace, callers, b.clock, w.plant.anyLeader)
+	rest, err := program.Add(b.program, program.Parts{
+		Namespace: namespace, Identity: callers, Clock: b.clock, CatchUp: program.DefaultCatchUp, AnyLeader: w.plant.anyLeader,
+		// As many as a simulation has objects, since each is a goroutine.
+		Workers: 8, Log: logr.Discard(),
+	})
 	must(err)
-	b.handler = handler
+	rest.Synced()
+	b.handler = rest.Handler()
 	b.program.Run()
 }
 

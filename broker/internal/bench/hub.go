@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -21,18 +20,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
-	"github.com/spillway-dev/spillway/broker/internal/reservation"
-	"github.com/spillway-dev/spillway/broker/internal/server"
+	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
@@ -104,36 +97,8 @@ func startHub(ctx context.Context) (_ *hub, err error) {
 // startBroker runs what the broker's main function runs.
 func (h *hub) startBroker(ctx context.Context) error {
 	config := rest.CopyConfig(h.cluster.Admin)
-	config.QPS, config.DisableCompression = -1, true
 	config.Wrap(h.requests.count)
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: h.cluster.Client.Scheme(),
-		Cache: cache.Options{
-			DefaultNamespaces: map[string]cache.Config{namespace: {}},
-			DefaultTransform:  cache.TransformStripManagedFields(),
-		},
-		Metrics:    metricsserver.Options{BindAddress: "0"},
-		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
-	})
-	if err != nil {
-		return err
-	}
-	authority, err := identity.New(ctx, identity.Options{Client: h.api, Cache: mgr.GetClient(), Namespace: namespace})
-	if err != nil {
-		return err
-	}
-	receipts := server.NewReceipts(clock.RealClock{})
-	reservations := reservation.New(mgr, reservation.Options{Namespace: namespace, Freshness: receipts})
-	if err := reservations.SetupWithManager(mgr); err != nil {
-		return err
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	_, err = server.New(mgr, server.Options{
-		Listener: listener, Namespace: namespace, Identity: authority, Reconciler: reservations, Receipts: receipts, Log: logr.Discard(),
-	})
+	b, err := program.New(ctx, config, program.Options{Namespace: namespace, Listen: "127.0.0.1:0", Metrics: "0", Probes: "0", CatchUp: program.DefaultCatchUp})
 	if err != nil {
 		return err
 	}
@@ -141,15 +106,15 @@ func (h *hub) startBroker(ctx context.Context) error {
 	if err := h.api.Get(ctx, client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret); err != nil {
 		return err
 	}
-	h.url, h.caHash, h.token = "https://"+listener.Addr().String(), authority.CAHash(), string(secret.Data[identity.TokenKey])
+	h.url, h.caHash, h.token = "https://"+b.Address.String(), b.CAHash, string(secret.Data[identity.TokenKey])
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(running) }()
+	go func() { ended <- b.Start(running) }()
 	h.stopBroker = sync.OnceValue(func() error {
 		cancel()
 		return <-ended
 	})
-	if !mgr.GetCache().WaitForCacheSync(running) {
+	if !b.GetCache().WaitForCacheSync(running) {
 		return errors.New("the broker's cache did not sync")
 	}
 	return nil
@@ -222,6 +187,13 @@ func (r *requests) settle(ctx context.Context) error {
 			return fmt.Errorf("waiting for %d writes: %w", pending, err)
 		}
 	}
+}
+
+// forget lets the counts begin again, once all writes have their response.
+func (r *requests) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.by, r.list = nil, nil
 }
 
 // take returns the writes since the last call, in order.

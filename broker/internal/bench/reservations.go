@@ -148,6 +148,11 @@ func concurrent(ctx context.Context, h *hub, name string, n int, aims concurrent
 	if err != nil {
 		return err
 	}
+	// That the agents join and advertise is no part of a reservation's life.
+	if err := h.requests.settle(ctx); err != nil {
+		return err
+	}
+	h.requests.forget()
 	ids := make([]string, n)
 	own, server, etcd := h.cpu()
 	start := time.Now()

@@ -59,9 +59,9 @@ type Identity interface {
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 }
 
-// Options of a Server. All fields except Clock and Observed are required.
+// Options of a Server. All fields except Listener, Clock and Observed are required.
 type Options struct {
-	// Listener without TLS. The server closes it. Only Start needs it.
+	// Listener without TLS, nil if the caller of New serves Handler. The server closes it.
 	Listener net.Listener
 	// Namespace of the broker's objects.
 	Namespace  string
@@ -105,11 +105,15 @@ type Server struct {
 	connections                                     *limits.Connections
 }
 
-// New returns a server that uses the manager's clients, and adds it to the manager.
+// New returns a server that uses the manager's clients, and adds it to the manager if it has a
+// Listener. Without one, the caller calls Synced.
 func New(mgr manager.Manager, options Options) (*Server, error) {
 	s := newServer(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected(), options)
 	if err := s.watch(mgr.GetCache()); err != nil {
 		return nil, err
+	}
+	if s.Listener == nil {
+		return s, nil
 	}
 	return s, mgr.Add(s)
 }

@@ -1,0 +1,134 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/identity"
+	"github.com/spillway-dev/spillway/broker/internal/reservation"
+	"github.com/spillway-dev/spillway/broker/undecoded"
+)
+
+// leaseName is the name of the leader election lease.
+const leaseName = "spillway-broker"
+
+// undecodable is the metric of the objects that the broker cannot decode.
+var undecodable = undecoded.NewGauge("broker")
+
+func init() { metrics.Registry.MustRegister(undecodable) }
+
+// Options of a Broker.
+type Options struct {
+	// Namespace of the broker's objects.
+	Namespace string
+	// Listen, Metrics and Probes are bind addresses; "0" for none, except for Listen.
+	Listen, Metrics, Probes string
+	// Names are those in the serving certificate, besides the Service's.
+	Names       []string
+	LeaderElect bool
+	// Lease, RenewDeadline and RetryPeriod are of the leader election, CatchUp is the
+	// deadline of a new leader's caches.
+	Lease, RenewDeadline, RetryPeriod, CatchUp time.Duration
+}
+
+// Broker is a broker for one API server. Start runs it.
+type Broker struct {
+	ctrl.Manager
+	// Address of the REST interface, and the hash of the CA with which agents recognize it.
+	Address net.Addr
+	CAHash  string
+}
+
+// New returns a Broker that listens, and does not serve yet.
+func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
+	config = rest.CopyConfig(config)
+	// The API server limits its clients by itself (API priority and fairness).
+	config.QPS = -1
+	// Within a cluster, compressing costs the API server more than it saves.
+	config.DisableCompression = true
+	if o.LeaderElect {
+		config.Wrap((&fence{lease: o.Lease, clock: clock.RealClock{}}).wrap)
+	}
+	specs, objects := &reservation.Specs{}, undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
+	mgr, err := newManager(config, o, specs, objects)
+	if err != nil {
+		return nil, err
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
+	if err != nil {
+		return nil, fmt.Errorf("creating the client: %w", err)
+	}
+	authority, err := identity.New(ctx, identity.Options{Client: live, Cache: mgr.GetClient(), Namespace: o.Namespace, Names: o.Names})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listening for agents: %w", err)
+	}
+	https, err := Add(mgr, Parts{
+		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{},
+		Specs: specs, undecoded: objects, Log: ctrl.Log.WithName("server"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("leader", https.Ready)); err != nil {
+		return nil, fmt.Errorf("setting up the probes: %w", err)
+	}
+	ctrl.Log.Info("Starting the broker", "namespace", o.Namespace, "caHash", authority.CAHash())
+	return &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}, nil
+}
+
+func newManager(config *rest.Config, o Options, specs *reservation.Specs, objects *undecoded.Objects) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme: scheme,
+		Cache: cache.Options{
+			DefaultNamespaces: map[string]cache.Config{o.Namespace: {}},
+			// Nothing reads them, and they are larger than many of the objects.
+			DefaultTransform: specs.Transform(cache.TransformStripManagedFields()),
+			NewInformer:      objects.NewInformer,
+		},
+		MapperProvider:                newMapper,
+		Metrics:                       metricsserver.Options{BindAddress: o.Metrics},
+		HealthProbeBindAddress:        o.Probes,
+		LeaderElection:                o.LeaderElect,
+		LeaderElectionID:              leaseName,
+		LeaderElectionNamespace:       o.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 ptr.To(o.Lease),
+		RenewDeadline:                 ptr.To(o.RenewDeadline),
+		RetryPeriod:                   ptr.To(o.RetryPeriod),
+		// The priority queue of controller-runtime v0.23 can deadlock when a manager stops.
+		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false)},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("setting up the manager: %w", err)
+	}
+	return mgr, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		objects.Run(ctx, mgr.GetEventRecorder("spillway-broker"))
+		return nil
+	}))
+}
