@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -152,4 +153,27 @@ func Subtract(a, b corev1.ResourceList) corev1.ResourceList {
 		a[name] = have
 	}
 	return a
+}
+
+// Amount formats a capacity as "3 pods", or as the resources of a divisible total.
+func Amount(c broker.HeldCapacity) string {
+	switch n := c.Pods(); {
+	case len(c.PodSets) == 0:
+		return c.Totals.String()
+	case n == 1:
+		return "1 pod"
+	default:
+		return fmt.Sprintf("%d pods", n)
+	}
+}
+
+// Grew reports whether there is more of any resource.
+func Grew(before, after broker.ResourceQuantities) bool {
+	had := before.List()
+	for name, amount := range after.List() {
+		if have := had[name]; amount.Cmp(have) > 0 {
+			return true
+		}
+	}
+	return false
 }

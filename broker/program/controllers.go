@@ -1,6 +1,7 @@
 package program
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -9,6 +10,9 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/advertisement"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/leadership"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
@@ -33,13 +37,19 @@ type Parts struct {
 	// AnyLeader makes a new leader act at once, whatever its caches have: a planted fault.
 	AnyLeader bool
 	Clock     clock.WithTicker
-	// Workers is the number of concurrent reconciles of each controller; 0 for the default.
+	// Workers is the number of concurrent reconciles of each controller.
 	Workers int
 	// Specs are shared with the manager's cache, and undecoded are the objects that it cannot
 	// decode; nil for none.
-	Specs     *reservation.Specs
+	Specs     *commit.Specs
 	undecoded *undecoded.Objects
 	Log       logr.Logger
+}
+
+// reconciler is what the REST interface reports to.
+type reconciler struct {
+	*reservation.Reconciler
+	*advertisement.Clusters
 }
 
 // Add adds all that the broker runs to a manager, and returns the REST interface.
@@ -55,12 +65,14 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 		mgr = leader
 	}
 	receipts := server.NewReceipts(p.Clock)
-	reservations := reservation.New(mgr, reservation.Options{Namespace: p.Namespace, Freshness: receipts, Clock: p.Clock, Workers: p.Workers, Specs: p.Specs})
-	if err := reservations.SetupWithManager(mgr); err != nil {
-		return nil, fmt.Errorf("setting up the reservation controllers: %w", err)
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Specs, p.Clock)
+	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: receipts, Clock: p.Clock, Workers: p.Workers})
+	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
+	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)); err != nil {
+		return nil, err
 	}
 	rest, err := server.New(mgr, server.Options{
-		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reservations, Receipts: receipts,
+		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Receipts: receipts,
 		Observed: leader.Observe, Log: p.Log, Clock: p.Clock,
 	})
 	if err != nil {

@@ -22,13 +22,17 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
-	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 )
 
 // leaseName is the name of the leader election lease.
 const leaseName = "spillway-broker"
+
+// workers is the number of concurrent reconciles of each controller: a reconcile waits for the
+// API server most of its time, and those that wait for the same ledger share its write.
+const workers = 128
 
 // undecodable is the metric of the objects that the broker cannot decode.
 var undecodable = undecoded.NewGauge("broker")
@@ -67,7 +71,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	if o.LeaderElect {
 		config.Wrap((&fence{lease: o.Lease, clock: clock.RealClock{}}).wrap)
 	}
-	specs, objects := &reservation.Specs{}, undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
+	specs, objects := &commit.Specs{}, undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
 	mgr, err := newManager(config, o, specs, objects)
 	if err != nil {
 		return nil, err
@@ -85,7 +89,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 		return nil, fmt.Errorf("listening for agents: %w", err)
 	}
 	https, err := Add(mgr, Parts{
-		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{},
+		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{}, Workers: workers,
 		Specs: specs, undecoded: objects, Log: ctrl.Log.WithName("server"),
 	})
 	if err != nil {
@@ -98,7 +102,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	return &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}, nil
 }
 
-func newManager(config *rest.Config, o Options, specs *reservation.Specs, objects *undecoded.Objects) (ctrl.Manager, error) {
+func newManager(config *rest.Config, o Options, specs *commit.Specs, objects *undecoded.Objects) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func projectRoot(t *testing.T) string {
 var pure = []string{
 	"agent/internal/placeholder",
 	"broker/capacity", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/lease", "broker/internal/ledger",
-	"broker/internal/queue",
+	"broker/internal/plan", "broker/internal/queue", "broker/internal/settings", "broker/text",
 	"scheduler-plugin/demand", "scheduler-plugin/returnhome", "virtual-node/internal/translate",
 }
 

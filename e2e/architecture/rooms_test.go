@@ -23,7 +23,6 @@ var (
 	mostOfARoom = room{lines: 2000, mutexes: 6, maps: 40}
 	largeRooms  = map[string]room{
 		"scheduler-plugin/overflow":   {3970, 6, 40},
-		"broker/internal/reservation": {4540, 6, 40},
 		"agent/internal/hold":         {2970, 6, 40},
 	}
 )

@@ -48,9 +48,8 @@ func benchDecide(name string, clusters, aim int) error {
 	for i := range requests {
 		requests[i] = randomRequest(random, i)
 	}
-	activity := func(string) (active, fresh bool) { return true, true }
 	one := func(i int) error {
-		snapshot := store.Snapshot(activity)
+		snapshot := store.Snapshot(nil)
 		decision := decide.Choose(requests[i%len(requests)], snapshot)
 		if decision.Cluster == "" {
 			return errors.New("a request fits nowhere")
@@ -118,7 +117,7 @@ func benchSplit() error {
 	}
 	want := capacity.OfPodSets([]broker.PodSet{{Name: "web", Count: 400, Requests: amount(800, 1)}})
 	start := processCPU()
-	parts, missing, _ := decide.Split(decide.Request{Requester: "consumer-1", Want: want}, store.Snapshot(func(string) (bool, bool) { return true, true }),
+	parts, missing, _ := decide.Split(decide.Request{Requester: "consumer-1", Want: want}, store.Snapshot(nil),
 		func(_ *broker.ClusterAdvertisementSpec, holds []broker.Hold, part broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
 			return append(holds, broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "consumer-1", Promised: part}), nil
 		})

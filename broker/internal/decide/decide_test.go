@@ -29,13 +29,15 @@ func amounts(text string) broker.ResourceQuantities {
 
 func snapshotOf(clusters []oracleCluster) decide.Snapshot {
 	var store decide.Store
-	activity := map[string][2]bool{}
+	activity := decide.Activity{}
 	for i := range clusters {
 		c := &clusters[i]
 		store.Upsert(&c.Spec, c.Holds)
-		activity[c.Spec.ClusterID] = [2]bool{c.Active, c.Fresh}
+		if c.Active {
+			activity[c.Spec.ClusterID] = c.Fresh
+		}
 	}
-	return store.Snapshot(func(cluster string) (active, fresh bool) { return activity[cluster][0], activity[cluster][1] })
+	return store.Snapshot(activity)
 }
 
 // clusterOption changes a cluster made by cluster.

@@ -48,7 +48,7 @@ func CouldPlace(request Request, pods int32, snapshot Snapshot) bool {
 	c := newClaimant(&request, snapshot.catalog)
 	var most []int
 	for _, e := range snapshot.entries {
-		if active, _ := snapshot.activity(e.spec.ClusterID); !active {
+		if active, _ := snapshot.activity.of(e.spec.ClusterID); !active {
 			continue
 		}
 		claim := c.couldTake(e)
@@ -78,7 +78,7 @@ type claimant struct {
 func newClaimant(request *Request, catalog *capacity.Catalog) *claimant {
 	c := &claimant{sets: capacity.Decreasing(request.Want.PodSets)}
 	c.request = *request
-	c.activity = func(string) (active, fresh bool) { return true, true }
+	c.activity = Activity(nil).of
 	c.prepareBudget()
 	if catalog != nil {
 		c.demand = capacity.NewDemand(catalog, request.Want)

@@ -123,7 +123,6 @@ func TestKeepFreeRemembers(t *testing.T) {
 			r := w.request()
 			queue = append(queue, &r)
 		}
-		all := func(string) (active, fresh bool) { return true, true }
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
 			if w.of("step", "cluster", "other request") == "cluster" {
 				i := rapid.IntRange(0, 4).Draw(t, "cluster")
@@ -136,8 +135,8 @@ func TestKeepFreeRemembers(t *testing.T) {
 			for i := range clusters {
 				fresh.Upsert(&clusters[i].Spec, clusters[i].Holds)
 			}
-			want := decide.Choose(request, fresh.Snapshot(all).KeepFree(first, rejected))
-			got := decide.Choose(request, store.Snapshot(all).KeepFree(first, rejected))
+			want := decide.Choose(request, fresh.Snapshot(nil).KeepFree(first, rejected))
+			got := decide.Choose(request, store.Snapshot(nil).KeepFree(first, rejected))
 			if want.Cluster != got.Cluster || want.Complete != got.Complete {
 				t.Fatalf("chose %s, complete %t; want %s, %t", got.Cluster, got.Complete, want.Cluster, want.Complete)
 			}
@@ -157,7 +156,7 @@ func TestClaimsAreComputedOnce(t *testing.T) {
 		store.Upsert(&c.Spec, c.Holds)
 	}
 	first := pods(1, "cpu=9")
-	keep := func() { store.Snapshot(func(string) (active, fresh bool) { return true, true }).KeepFree(&first, nil) }
+	keep := func() { store.Snapshot(nil).KeepFree(&first, nil) }
 	keep()
 	if allocations := testing.AllocsPerRun(10, keep); allocations > 10 {
 		t.Errorf("%v allocations for 100 clusters without a change", allocations)
@@ -179,7 +178,7 @@ func BenchmarkQueue(b *testing.B) {
 			first, request := pods(20, cpu), pods(1, "cpu=1")
 			for b.Loop() {
 				store.Upsert(&changed.Spec, changed.Holds)
-				decide.Choose(request, store.Snapshot(func(string) (active, fresh bool) { return true, true }).KeepFree(&first, nil))
+				decide.Choose(request, store.Snapshot(nil).KeepFree(&first, nil))
 			}
 		})
 	}

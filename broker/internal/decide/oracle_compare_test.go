@@ -267,10 +267,9 @@ func TestStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := world{t}
 		var store decide.Store
-		all := func(string) (active, fresh bool) { return true, true }
 		known, request := map[string]oracleCluster{}, w.request()
 		for range rapid.IntRange(0, 8).Draw(t, "changes") {
-			before := store.Snapshot(all)
+			before := store.Snapshot(nil)
 			answer := decide.Choose(request, before)
 			c := w.cluster(rapid.IntRange(0, 4).Draw(t, "cluster"))
 			c.Active, c.Fresh = true, true
@@ -289,7 +288,7 @@ func TestStore(t *testing.T) {
 		for _, c := range known {
 			clusters = append(clusters, c)
 		}
-		if diff := cmp.Diff(decide.Choose(request, snapshotOf(clusters)), decide.Choose(request, store.Snapshot(all))); diff != "" {
+		if diff := cmp.Diff(decide.Choose(request, snapshotOf(clusters)), decide.Choose(request, store.Snapshot(nil))); diff != "" {
 			t.Fatalf("(-filled +changed)\n%s", diff)
 		}
 	})
@@ -307,7 +306,7 @@ func TestConcurrentUse(t *testing.T) {
 	for range 4 {
 		wait.Go(func() {
 			for i := range 50 {
-				snapshot := store.Snapshot(func(string) (active, fresh bool) { return true, true })
+				snapshot := store.Snapshot(nil)
 				if got := decide.Choose(request, snapshot); got.Placement.Pods() != 3 || len(got.Rejections) != 19 {
 					t.Errorf("chose %+v", got)
 				}

@@ -14,7 +14,7 @@ import (
 type search struct {
 	request  Request
 	catalog  *capacity.Catalog
-	activity Activity
+	activity func(cluster string) (active, fresh bool)
 	entries  []*entry
 	// unreachable are the clusters that the requester reports as such.
 	unreachable []string
@@ -59,7 +59,7 @@ var searches = sync.Pool{New: func() any { return &search{} }}
 
 func newSearch(request Request, snapshot Snapshot) *search {
 	s := searches.Get().(*search)
-	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity, snapshot.entries, false
+	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity.of, snapshot.entries, false
 	s.unreachable = nil
 	if at, found := find(s.entries, request.Requester); found {
 		s.unreachable = s.entries[at].spec.Unreachable

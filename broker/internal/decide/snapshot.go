@@ -12,9 +12,17 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
-// Activity reports whether a cluster advertises (active), and whether its last
-// advertisement is recent enough for a new placement (fresh).
-type Activity func(cluster string) (active, fresh bool)
+// Activity has the clusters that advertise (active), each with whether its last advertisement is
+// recent enough for a new placement (fresh). Nil stands for all clusters, all fresh.
+type Activity map[string]bool
+
+func (a Activity) of(cluster string) (active, fresh bool) {
+	if a == nil {
+		return true, true
+	}
+	fresh, active = a[cluster]
+	return active, fresh
+}
 
 // Store keeps what is known of all clusters ready for decisions. What depends on one
 // cluster only is computed once for each change of that cluster, by the first decision
@@ -67,7 +75,7 @@ func (s *Store) boundCatalog() {
 	}
 }
 
-// Snapshot is what is known now. It does not change any more.
+// Snapshot is what is known now. The activity must not change any more.
 func (s *Store) Snapshot(activity Activity) Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,8 +83,7 @@ func (s *Store) Snapshot(activity Activity) Snapshot {
 	return Snapshot{catalog: s.catalog, entries: s.entries, activity: activity}
 }
 
-// Snapshot is what is known of all clusters at one time. It is immutable; the answer
-// to activity may change.
+// Snapshot is what is known of all clusters at one time. It is immutable.
 type Snapshot struct {
 	catalog *capacity.Catalog
 	// entries by cluster ID.

@@ -69,6 +69,14 @@ func SameVersion(a, b *broker.Hold) bool {
 		(a.Granted == nil) == (b.Granted == nil) && (a.Unconfirmed == nil) == (b.Unconfirmed == nil)
 }
 
+// Draft is a version of an object for a change whose outcome is not written: it shares the rest.
+func Draft(ad *broker.ClusterAdvertisement) *broker.ClusterAdvertisement {
+	copied := *ad
+	copied.Status.Holds = slices.Clone(ad.Status.Holds)
+	copied.Status.Conditions = slices.Clone(ad.Status.Conditions)
+	return &copied
+}
+
 // Place promises a growth, if the charges then still fit in the unallocated
 // resources of the cluster and the ledger has room for it; otherwise it returns an
 // *InsufficientError or a *FullError and changes nothing.

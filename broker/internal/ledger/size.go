@@ -84,6 +84,9 @@ func (s Size) Room(capacity broker.HeldCapacity) error {
 	return nil
 }
 
+// ReasonFull is the reason of the rejection of a cluster whose ledger has no room.
+const ReasonFull = "LedgerFull"
+
 // FullError reports that a ledger has no room for a hold, whatever its capacity.
 type FullError struct {
 	Message string

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
@@ -43,6 +45,15 @@ func (e *Entry) same(as *Entry) bool {
 // compare orders entries: the higher priority first, then the older.
 func compare(a, b *Entry) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Since.Compare(b.Since), strings.Compare(string(a.UID), string(b.UID)))
+}
+
+// Since is the time by which a Reservation is ordered in the queue: that of its creation, if
+// none is given.
+func Since(reservation *broker.Reservation, queueTime *metav1.MicroTime) time.Time {
+	if queueTime != nil {
+		return queueTime.Time
+	}
+	return reservation.CreationTimestamp.Time
 }
 
 // Queue holds the entries in order. It is safe for concurrent use.

@@ -214,7 +214,8 @@ func groupCommit(e *env) {
 		e.request(fmt.Sprint("r", i), 1)
 	}
 	e.eventually("the first write to be under way, and all others to wait for it", func() error {
-		if writes, waiting := ledgerWrites.Load(), p.Waiting("paris"); writes != 1 || waiting != requests-1 {
+		waiting, _ := p.Committer.Waiting("paris")
+		if writes := ledgerWrites.Load(); writes != 1 || waiting != requests-1 {
 			return fmt.Errorf("%d writes, %d changes wait", writes, waiting)
 		}
 		return nil

@@ -9,10 +9,10 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 )
 
 // delete marks a Reservation as deleted, as the API server does while there are finalizers.
@@ -21,8 +21,8 @@ func (h *hub) delete(name string) {
 }
 
 // snapshotFor is what a reconcile of a Reservation begins with.
-func (h *hub) snapshotFor(name string) snapshot {
-	return h.snapshotOf(h.reservations[name].DeepCopy(), h.config)
+func (h *hub) snapshotFor(name string) plan.Input {
+	return h.input(h.reservations[name].DeepCopy(), h.settings)
 }
 
 // Whether and when the status of a Reservation that is being deleted is written.
@@ -52,8 +52,8 @@ func TestStatusOfDeleted(t *testing.T) {
 				h.clock.Step(wait)
 				in := h.snapshotFor("r")
 				h.note(in)
-				got = append(got, in.statusDue())
-				if again := in.requeue().RequeueAfter; !in.statusDue() && in.needsFinalizer() && (again <= 0 || again > 5*time.Second) {
+				got = append(got, in.StatusDue())
+				if again := h.requeue(in, time.Time{}).RequeueAfter; !in.StatusDue() && in.NeedsFinalizer() && (again <= 0 || again > 5*time.Second) {
 					t.Errorf("it is reconciled again after %s", again)
 				}
 			}
@@ -61,62 +61,6 @@ func TestStatusOfDeleted(t *testing.T) {
 				t.Errorf("the status is written at once, after 4 s and 5 s: %v, want %v: %s", got, tc.want, tc.reason)
 			}
 		})
-	}
-}
-
-// An advertisement that is gone is not back because a new leader's list, or a read, still has it.
-func TestRemovedAdvertisementStaysGone(t *testing.T) {
-	h := newHub(t)
-	h.advertise("paris", "4")
-	listed := h.store.advertisement("paris").DeepCopy()
-	h.AdvertisementChanged(listed, nil)
-	h.store.putAdvertisement(listed)
-	if got := h.store.advertisement("paris"); got != nil || len(h.store.allAdvertisements()) > 0 {
-		t.Errorf("version %s is back", got.ResourceVersion)
-	}
-	// What a failed write took for a deletion is not for ever.
-	h.clock.Step(goneFor + time.Second)
-	h.store.putAdvertisement(listed)
-	if h.store.advertisement("paris") == nil {
-		t.Error("it is not known again")
-	}
-	h.AdvertisementChanged(listed, nil)
-	again := listed.DeepCopy()
-	again.UID = "another"
-	h.store.putAdvertisement(again)
-	if h.store.advertisement("paris") == nil {
-		t.Error("another one of its name is not known")
-	}
-}
-
-// A Reservation that is gone is not reconciled again because an event, or a cache, still has
-// an earlier version of it. Another one of its name is.
-func TestRemovedReservationStaysGone(t *testing.T) {
-	h := newHub(t)
-	version := func(uid types.UID, version string) *broker.Reservation {
-		return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "r", UID: uid, ResourceVersion: version}}
-	}
-	h.ReservationChanged(nil, version("first", "1"))
-	h.store.removeReservation(version("first", "3"))
-	h.ReservationChanged(version("first", "1"), version("first", "2"))
-	if got := h.store.reservation("r"); got != nil {
-		t.Errorf("version %s is back", got.ResourceVersion)
-	}
-	if !h.store.removedLately(version("first", "2")) {
-		t.Error("a cache that still has it is believed")
-	}
-	h.ReservationChanged(nil, version("second", "4"))
-	if got := h.store.reservation("r"); got == nil || got.UID != "second" {
-		t.Errorf("another one of its name is %v", got)
-	}
-	h.ReservationChanged(version("first", "2"), nil)
-	if got := h.store.reservation("r"); got == nil {
-		t.Error("the end of the first one removed the second")
-	}
-	h.clock.Step(goneFor + time.Second)
-	h.store.removeReservation(version("second", "5"))
-	if len(h.store.gone) != 1 || len(h.store.removals) != 1 {
-		t.Errorf("%d and %d are remembered", len(h.store.gone), len(h.store.removals))
 	}
 }
 
@@ -153,8 +97,9 @@ func TestEffectiveStatusIsTheNext(t *testing.T) {
 				t.Error("EffectiveStatus has changed the Reservation")
 			}
 			in := h.snapshotFor("r")
-			p := newPlan(in)
-			written := nextStatus(in.shrunk(p), p, true)
+			p := plan.New(in)
+			written := plan.Recorded(in, p)
+			written.Attempt = in.Reservation.Status.Attempt // it may empty a hold
 			for _, status := range []*broker.ReservationStatus{&effective, &written} {
 				// Figures of the release, and of when it was written.
 				meta.RemoveStatusCondition(&status.Conditions, broker.ConditionProviderReleased)

@@ -15,6 +15,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -34,12 +35,13 @@ func (h *hub) seenByConsumer(name string) string {
 	for i := range status.Conditions {
 		status.Conditions[i].LastTransitionTime = metav1.Time{}
 	}
-	in := h.snapshotOf(r.DeepCopy(), h.config)
-	p := newPlan(in)
-	if p.missing.Empty() {
-		p.missing = in.requested()
+	in := h.input(r.DeepCopy(), h.settings)
+	want := plan.New(in).Missing
+	if want.Empty() {
+		want = in.Requested()
 	}
-	text, err := json.Marshal([]any{status, decide.ForConsumer(&broker.Decision{Rejections: decide.Explain(p.request(in))})})
+	in.Choice = h.choice(in, want)
+	text, err := json.Marshal([]any{status, decide.ForConsumer(&broker.Decision{Rejections: decide.Explain(plan.New(in).Request(in, want))})})
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -88,7 +90,7 @@ func TestConsumersLearnOfProvidersOnly(t *testing.T) {
 			} else {
 				advertising = append(advertising, id)
 			}
-			ad := h.store.advertisement(id)
+			ad := h.store.Advertisement(id)
 			if holds := slices.ContainsFunc(ad.Status.Holds, func(hold broker.Hold) bool { return hold.Requester == "rome" }); !holds &&
 				(!terms.Enabled || len(terms.Consumers) > 0 && !slices.Contains(terms.Consumers, "rome")) {
 				closed[id] = &ad.Spec
@@ -176,8 +178,8 @@ func TestConsumersDoNotLearnWhatOthersWaitFor(t *testing.T) {
 		})
 		h.ask("total", 1, "1", total("7"))
 		h.ask("large", 1, "1", total("9"))
-		h.expectCondition("total", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 7, and what is free is kept for requests before it.")
-		h.expectCondition("large", broker.ConditionQueued, reasonInsufficientCapacity, "Insufficient cpu: requested 9, available 8.")
+		h.expectCondition("total", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "Insufficient cpu: requested 7, and what is free is kept for requests before it.")
+		h.expectCondition("large", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "Insufficient cpu: requested 9, available 8.")
 		seen[cpu] = h.seenByConsumer("total") + h.seenByConsumer("large")
 	}
 	if seen["5"] != seen["6"] {

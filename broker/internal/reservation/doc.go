@@ -1,6 +1,6 @@
-// Package reservation reconciles the broker's Reservations: it reads what the clusters
-// advertise, computes a plan with the pure packages decide and ledger, commits the plan
-// to the ledger, and reports the outcome in the Reservation's status.
+// Package reservation reconciles the broker's Reservations. It gathers all that a decision
+// depends on (gather.go), has package plan decide, writes what is decided (reconcile.go), and
+// remembers what no object says (memory.go); calls.go is what clusters report and ask. Gathering writes nothing, and remembers nothing.
 //
 // A plan is committed in three writes, each a compare-and-swap on the object's
 // resourceVersion. So two active brokers cannot promise the same capacity twice, and a
@@ -13,7 +13,7 @@
 //	(c) Reservation.status: phase, allocations and conditions, computed from the holds
 //
 // What the plan is computed from comes from the watch and from this broker's own writes
-// (store): a write that was based on something outdated fails. Only the clusters of the
+// (commit.Store): a write that was based on something outdated fails. Only the clusters of the
 // last attempt are read live, if they do not show it, and those of which (a) or the record of
 // a consumer's report lowers the allocations. Each provider's ledger has one
 // committer: the changes that wait for it are written together, each with an outcome of

@@ -32,6 +32,8 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/advertisement"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -117,6 +119,7 @@ func (r *receipts) ReceivedAt(cluster string) (time.Time, bool) {
 // process is a running broker.
 type process struct {
 	*reservation.Reconciler
+	*advertisement.Clusters
 	*env
 	receipts *receipts
 	stop     func()
@@ -137,7 +140,7 @@ func (r countedRecorder) Eventf(regarding, related runtime.Object, kind, reason,
 
 // start runs a broker until the test ends or stop is called. If intercept is not nil,
 // it intercepts the broker's calls to the API server.
-func (e *env) start(intercept *interceptor.Funcs, change ...func(*reservation.Options)) *process {
+func (e *env) start(intercept *interceptor.Funcs) *process {
 	e.Helper()
 	options := ctrl.Options{
 		Scheme:     scheme(e.T),
@@ -160,16 +163,11 @@ func (e *env) start(intercept *interceptor.Funcs, change ...func(*reservation.Op
 	live, err := client.NewWithWatch(e.config, client.Options{Scheme: options.Scheme})
 	expect.NoError(e, err)
 	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}, reads: &counter{}, events: &counter{}}
-	settings := reservation.Options{Namespace: e.namespace, Freshness: p.receipts, Clock: e.clock}
-	for _, f := range change {
-		f(&settings)
-	}
-	p.Reconciler = reservation.NewWithClients(reservation.Clients{
-		Client:   mgr.GetClient(),
-		Live:     interceptor.NewClient(live, p.reads.liveReads()),
-		Recorder: countedRecorder{events.NewRecorder(mgr.GetEventRecorder("spillway-broker")), p.events},
-	}, settings)
-	expect.NoError(e, p.SetupWithManager(mgr))
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: interceptor.NewClient(live, p.reads.liveReads()), Namespace: e.namespace}, nil, e.clock)
+	p.Clusters = advertisement.New(advertisement.Options{Committer: committer, Freshness: p.receipts, Clock: e.clock, Workers: 128})
+	p.Reconciler = reservation.New(p.Clusters, countedRecorder{events.NewRecorder(mgr.GetEventRecorder("spillway-broker")), p.events})
+	expect.NoError(e, p.Reconciler.SetupWithManager(mgr))
+	expect.NoError(e, p.Clusters.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()

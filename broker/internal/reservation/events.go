@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // Reasons of the events on a Reservation.
@@ -55,7 +56,7 @@ func (r *Reconciler) recordChanges(reservation *broker.Reservation, before *brok
 // recordRefused records an event for a provider's refusal of capacity, with what it said.
 func (r *Reconciler) recordRefused(reservation *broker.Reservation, cluster, said string, refused broker.HeldCapacity) {
 	r.recorder.Eventf(reservation, nil, corev1.EventTypeWarning, eventRefused, actionPlace, "%s refused %s: %s. Choosing another provider.",
-		cluster, amount(refused), said)
+		cluster, capacity.Amount(refused), said)
 }
 
 // recordPrice records an event for a provider that has become more expensive.

@@ -11,22 +11,9 @@ import (
 // Knows reports whether the broker knows this version of a Reservation. The API server may
 // show a write before its answer has come back to the broker.
 func (r *Reconciler) Knows(name, version string) bool {
-	known := r.store.reservation(name)
+	known := r.store.Reservation(name)
 	return known != nil && known.ResourceVersion == version
 }
-
-// Waiting returns how many changes of a cluster's ledger wait for the write that is under way.
-func (r *Reconciler) Waiting(cluster string) int {
-	r.committer.mu.Lock()
-	defer r.committer.mu.Unlock()
-	if queue := r.committer.queues[cluster]; queue != nil {
-		return len(queue.waiting)
-	}
-	return 0
-}
-
-// Busy reports whether a cluster's ledger is being written.
-func (r *Reconciler) Busy(cluster string) bool { return r.committer.busy(cluster) }
 
 // Series returns the names of the metrics with a label of that value.
 func Series(t testing.TB, value string) (names []string) {

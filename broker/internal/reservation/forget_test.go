@@ -15,7 +15,7 @@ func TestDeletedReservationIsForgotten(t *testing.T) {
 	read := h.reservations["r"].DeepCopy()
 	h.ReservationChanged(nil, read)
 	h.ReservationChanged(read, nil)
-	h.note(h.snapshotOf(read.DeepCopy(), h.config))
+	h.note(h.input(read.DeepCopy(), h.settings))
 	if h.book.Renew(read.Name, read.UID, h.clock.Now()) {
 		t.Error("its lease is remembered")
 	}
@@ -38,7 +38,7 @@ func TestMetricsOfForgottenCluster(t *testing.T) {
 	if got := Series(t, gone); len(got) != 2 {
 		t.Errorf("while it advertises, it has the series %v", got)
 	}
-	h.AdvertisementChanged(h.store.advertisement(gone), nil)
+	h.AdvertisementChanged(h.store.Advertisement(gone), nil)
 	h.observeScores(decision)
 	if got := Series(t, gone); len(got) > 0 {
 		t.Errorf("without an advertisement, it has the series %v", got)

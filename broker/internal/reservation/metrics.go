@@ -24,20 +24,6 @@ var (
 		Help:    "Time in seconds from the creation of a Reservation to its phase Active.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
 	})
-	lockConflicts = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "broker_resource_lock_conflicts_total",
-		Help: "Number of writes to the ledger or to a Reservation that failed because of a concurrent write.",
-	})
-	commitBatchSize = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "broker_ledger_commit_batch_size",
-		Help:    "Number of changes to one provider's ledger that were written together.",
-		Buckets: prometheus.ExponentialBuckets(1, 2, 9),
-	})
-	commitLatency = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "broker_ledger_commit_latency_seconds",
-		Help:    "Time in seconds to write a provider's ledger, including retries.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
-	})
 	clusterScore = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "broker_cluster_score",
 		Help: "Score of a cluster in the last placement that compared it, from 0 to 100.",
@@ -45,7 +31,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(reservationsTotal, decisionLatency, reservationDuration, lockConflicts, commitBatchSize, commitLatency, clusterScore)
+	metrics.Registry.MustRegister(reservationsTotal, decisionLatency, reservationDuration, clusterScore)
 }
 
 // observePhase counts a Reservation that entered its phase.
@@ -60,7 +46,7 @@ func (r *Reconciler) observePhase(reservation *broker.Reservation) {
 // forgetSeries deletes the metrics of a cluster without an advertisement. The release of its
 // Reservations may still be counted after that, so it is called after each of them, too.
 func (r *Reconciler) forgetSeries(cluster string) {
-	if r.store.advertisement(cluster) == nil {
+	if r.store.Advertisement(cluster) == nil {
 		clusterScore.DeleteLabelValues(cluster)
 		reservationsTotal.DeletePartialMatch(prometheus.Labels{"requester": cluster})
 	}

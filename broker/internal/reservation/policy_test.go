@@ -14,11 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientevents "k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/advertisement"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -33,7 +35,7 @@ type hub struct {
 	asked        int
 	reservations map[string]*broker.Reservation
 	versions     int
-	config       config
+	settings     settings.Settings
 	// writes counts the statuses that were written.
 	writes int
 }
@@ -46,10 +48,7 @@ func (h *hub) ReceivedAt(cluster string) (time.Time, bool) {
 
 func newHub(t testing.TB) *hub {
 	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
-	h.config = config{
-		weights: decide.DefaultWeights, staleAfter: 10 * time.Minute, freshFor: 90 * time.Second,
-		defaultLease: time.Hour, proofDeadline: 30 * time.Second, retryAfter: 30 * time.Second, maxPriority: 1000,
-	}
+	h.settings = settings.Of(&broker.BrokerConfigSpec{})
 	h.failOver()
 	return h
 }
@@ -57,15 +56,17 @@ func newHub(t testing.TB) *hub {
 // failOver replaces the broker's process: nothing that it remembers is left.
 func (h *hub) failOver() {
 	before := h.Reconciler
-	h.Reconciler = NewWithClients(Clients{Client: configOf{hub: h}, Recorder: &clientevents.FakeRecorder{}}, Options{Namespace: "broker", Freshness: h, Clock: h.clock})
-	h.startedAt()
+	committer := commit.New(commit.Hub{Client: configOf{hub: h}, Namespace: "broker"}, nil, h.clock)
+	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: h, Clock: h.clock})
+	h.Reconciler = New(clusters, &clientevents.FakeRecorder{})
+	h.clusters.LastAdvertised("none") // it leads from now on
 	if before != nil {
-		for _, ad := range before.store.allAdvertisements() {
-			h.store.putAdvertisement(ad)
+		for _, ad := range before.store.Advertisements() {
+			h.store.PutAdvertisement(ad)
 		}
 	}
 	for _, r := range h.reservations {
-		h.store.putReservation(r.DeepCopy())
+		h.store.PutReservation(r.DeepCopy())
 	}
 }
 
@@ -76,7 +77,7 @@ func cpus(quantity string) broker.ResourceQuantities {
 // advertise adds a cluster with one node, or hears from it again.
 func (h *hub) advertise(id, cpu string) {
 	h.heard[id] = h.clock.Now()
-	if h.store.advertisement(id) != nil {
+	if h.store.Advertisement(id) != nil {
 		return
 	}
 	h.put(&broker.ClusterAdvertisement{
@@ -93,7 +94,7 @@ func (h *hub) put(ad *broker.ClusterAdvertisement) {
 	h.versions++
 	ad.ResourceVersion = fmt.Sprint(h.versions)
 	ledger.Settle(&ad.Spec, &ad.Status)
-	h.store.putAdvertisement(ad)
+	h.store.PutAdvertisement(ad)
 }
 
 // ask adds a Reservation of rome for pods of one size. Each is a second younger.
@@ -108,7 +109,7 @@ func (h *hub) ask(name string, count int32, cpu string, change ...func(*broker.R
 		f(&r.Spec)
 	}
 	h.reservations[name] = r
-	h.store.putReservation(r.DeepCopy())
+	h.store.PutReservation(r.DeepCopy())
 	h.reconcile(name)
 }
 
@@ -122,53 +123,52 @@ func (h *hub) grow(name string, by int32) {
 }
 
 // reconcile applies plans of a Reservation until there is nothing to do.
-func (h *hub) reconcile(name string) snapshot {
+func (h *hub) reconcile(name string) plan.Input {
 	h.Helper()
 	for range 10 {
 		r := h.reservations[name]
-		in := h.snapshotOf(r.DeepCopy(), h.config)
-		p := newPlan(in)
+		in := h.input(r.DeepCopy(), h.settings)
+		p := plan.New(in)
 		h.note(in)
-		if len(r.Finalizers) == 0 && in.needsFinalizer() {
+		if len(r.Finalizers) == 0 && in.NeedsFinalizer() {
 			r.Finalizers = []string{broker.FinalizerLedger}
 			continue
 		}
-		if write, _ := in.outdated(p); !h.mayWrite(write, in.now) {
+		if write, _ := in.Outdated(p); !h.mayWrite(write, in.Now) {
 			return in
 		}
 		before := r.DeepCopy()
-		released := len(p.grow) == 0 && !p.empty()
+		released := len(p.Grow) == 0 && !p.Empty()
 		if released {
-			in.reservation.Status.Attempt = p.attempt
-			in.reservation.Status = nextStatus(in.shrunk(p), p, true)
-			r.Status = *in.reservation.Status.DeepCopy()
+			in.Reservation.Status = plan.Recorded(in, p)
+			r.Status = *in.Reservation.Status.DeepCopy()
 		}
-		for _, c := range p.grow {
-			h.answers.Asked(c.cluster, r.UID, c.capacity, in.now)
+		for _, c := range p.Grow {
+			h.answers.Asked(c.Cluster, r.UID, c.Capacity, in.Now)
 		}
-		for _, c := range p.shrink {
-			h.change(c.cluster, func(ad *broker.ClusterAdvertisement) { ledger.Shrink(&ad.Status, r.UID, p.attempt.Number, c.capacity) })
+		for _, c := range p.Shrink {
+			h.change(c.Cluster, func(ad *broker.ClusterAdvertisement) { ledger.Shrink(&ad.Status, r.UID, p.Attempt.Number, c.Capacity) })
 		}
-		for _, c := range p.grow {
-			h.change(c.cluster, func(ad *broker.ClusterAdvertisement) {
-				if _, err := ledger.Place(&ad.Spec, &ad.Status, growth(r, p.attempt.Number, c.capacity)); err != nil {
+		for _, c := range p.Grow {
+			h.change(c.Cluster, func(ad *broker.ClusterAdvertisement) {
+				if _, err := ledger.Place(&ad.Spec, &ad.Status, plan.Growth(r, p.Attempt.Number, c.Capacity)); err != nil {
 					h.Fatal(err)
 				}
 			})
 		}
-		if !p.empty() {
-			in.reservation.Status.Attempt = p.attempt
+		if !p.Empty() {
+			in.Reservation.Status.Attempt = p.Attempt
 			h.readLedgers(&in)
 			h.note(in)
 		}
-		r.Status = nextStatus(in, p, !p.empty())
-		if !in.needsFinalizer() {
+		r.Status = plan.Status(in, p, !p.Empty())
+		if !in.NeedsFinalizer() {
 			r.Finalizers = nil
 		}
-		if p.empty() && apiequality.Semantic.DeepEqual(before, r) {
+		if p.Empty() && apiequality.Semantic.DeepEqual(before, r) {
 			return in
 		}
-		h.store.putReservation(r.DeepCopy())
+		h.store.PutReservation(r.DeepCopy())
 		h.book.Written(r.Name, r.UID, h.clock.Now())
 		h.writes++
 	}
@@ -177,7 +177,7 @@ func (h *hub) reconcile(name string) snapshot {
 }
 
 func (h *hub) change(cluster string, f func(*broker.ClusterAdvertisement)) {
-	ad := h.store.advertisement(cluster).DeepCopy()
+	ad := h.store.Advertisement(cluster).DeepCopy()
 	f(ad)
 	h.put(ad)
 }
@@ -198,7 +198,7 @@ func (h *hub) answer(cluster, name string, accepted bool) {
 		if accepted {
 			h.answers.Accepted(cluster, asked)
 		} else {
-			h.answers.Refused(cluster, "rome", asked, "full", h.config.retryAfter, h.clock.Now())
+			h.answers.Refused(cluster, "rome", asked, "full", h.settings.RetryAfter, h.clock.Now())
 		}
 	})
 	h.reconcile(name)
@@ -217,7 +217,7 @@ func (h *hub) use(name string) {
 func (h *hub) expectPods(cluster, name string, promised, unconfirmed int32) {
 	h.Helper()
 	var gotPromised, gotUnconfirmed int32
-	if ad := h.store.advertisement(cluster); ad != nil {
+	if ad := h.store.Advertisement(cluster); ad != nil {
 		if hold := ledger.Find(&ad.Status, types.UID(name)); hold != nil {
 			gotPromised = hold.Promised.Pods()
 			if hold.Unconfirmed != nil {
@@ -284,7 +284,7 @@ func TestConfirmedReleaseIsNoAnswer(t *testing.T) {
 	h.ask("r", 1, "1")
 	asked := map[int64]bool{}
 	for range 60 {
-		ad := h.store.advertisement("paris")
+		ad := h.store.Advertisement("paris")
 		if hold := ledger.Find(&ad.Status, "r"); hold != nil && hold.Promised.Empty() {
 			h.answer("paris", "r", true)
 		} else if hold != nil {
@@ -322,7 +322,7 @@ func TestReplacedShapeIsProvenAgain(t *testing.T) {
 			reshape(&h.reservations["r"].Spec.PodSets[0])
 			h.reservations["r"].Generation++
 			h.reconcile("r")
-			hold := ledger.Find(&h.store.advertisement("paris").Status, "r")
+			hold := ledger.Find(&h.store.Advertisement("paris").Status, "r")
 			if hold.Granted != nil && !hold.Granted.Empty() {
 				t.Errorf("granted is %+v", hold.Granted)
 			}
@@ -357,10 +357,10 @@ func TestLease(t *testing.T) {
 		released bool
 		reason   string
 	}{
-		"it ends after its duration":           {hour, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonExpired},
+		"it ends after its duration":           {hour, func(h *hub) { h.clock.Step(time.Hour) }, true, plan.ReasonExpired},
 		"not before":                           {hour, func(h *hub) { h.clock.Step(59 * time.Minute) }, false, ""},
 		"use renews it":                        {hour, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
-		"a renewal lasts as long as the lease": {hour, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(time.Hour) }, true, reasonExpired},
+		"a renewal lasts as long as the lease": {hour, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(time.Hour) }, true, plan.ReasonExpired},
 		"another leader starts it again": {hour, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.failOver()
@@ -368,7 +368,7 @@ func TestLease(t *testing.T) {
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
 		"a leader whose clock is ahead starts it":      {hour, func(h *hub) { h.clock.Step(2 * time.Hour); h.failOver() }, false, ""},
-		"a silent consumer's ends before its duration": {month, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
+		"a silent consumer's ends before its duration": {month, func(h *hub) { h.clock.Step(time.Hour) }, true, plan.ReasonConsumerSilent},
 		"that of a consumer that advertises lasts": {month, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.heard["rome"] = h.clock.Now()
@@ -384,15 +384,15 @@ func TestLease(t *testing.T) {
 		"that of a consumer that is not silent ends after its duration": {month, func(h *hub) {
 			h.clock.Step(720 * time.Hour)
 			h.heard["rome"] = h.clock.Now()
-		}, true, reasonExpired},
-		"a silent consumer's ends": {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, reasonConsumerSilent},
+		}, true, plan.ReasonExpired},
+		"a silent consumer's ends": {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, plan.ReasonConsumerSilent},
 		"that of a consumer that advertises stays": {nil, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.heard["rome"] = h.clock.Now()
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
 		"that of a consumer that renews stays":                   {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
-		"a limited one of a Reservation without a duration ends": {nil, func(h *hub) { h.limit(time.Hour); h.clock.Step(time.Hour) }, true, reasonExpired},
+		"a limited one of a Reservation without a duration ends": {nil, func(h *hub) { h.limit(time.Hour); h.clock.Step(time.Hour) }, true, plan.ReasonExpired},
 		"one that is limited later ends after the limit": {nil, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
 			h.limit(10 * time.Minute)
@@ -408,7 +408,7 @@ func TestLease(t *testing.T) {
 			h.clock.Step(50 * time.Minute)
 			h.heard["rome"] = h.clock.Now()
 			h.clock.Step(10 * time.Minute)
-		}, true, reasonExpired},
+		}, true, plan.ReasonExpired},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHub(t)
@@ -434,7 +434,7 @@ func TestLease(t *testing.T) {
 // limit sets the maximum lease, which the status then has for the agent to renew.
 func (h *hub) limit(most time.Duration) {
 	h.Helper()
-	h.config.maxDuration = most
+	h.settings.MaxDuration = most
 	h.reconcile("r")
 	if got := h.reservations["r"].Status.LeaseDuration; got == nil || got.Duration != most {
 		h.Errorf("the lease is %v, want %s", got, most)
@@ -499,26 +499,6 @@ func TestDeadlineOfBusyProvider(t *testing.T) {
 	h.expectPods("paris", "silence", 0, 1)
 }
 
-// Writes of small ledgers do not wait for each other. Those of large ones do: for as long
-// as one takes, within bounds.
-func TestPauseAfterWrite(t *testing.T) {
-	for _, tc := range []struct {
-		holds      int
-		took, want time.Duration
-	}{
-		{holds: 0, took: time.Second, want: 0},
-		{holds: 10, took: time.Second, want: 0},
-		{holds: 1000, took: time.Millisecond, want: 100 * time.Millisecond},
-		{holds: 1000, took: 300 * time.Millisecond, want: 300 * time.Millisecond},
-		{holds: 100, took: commitTimeout, want: maxPause},
-	} {
-		ad := &broker.ClusterAdvertisement{Status: broker.ClusterAdvertisementStatus{Holds: make([]broker.Hold, tc.holds)}}
-		if got := pauseAfter(ad, tc.took); got != tc.want {
-			t.Errorf("a pause of %s after a write of %d holds that took %s, want %s", got, tc.holds, tc.took, tc.want)
-		}
-	}
-}
-
 // An attempt that only the annotation has, and no ledger, is followed by the next one, as
 // an answer to it could still arrive.
 func TestFirstAttemptIsNotRepeated(t *testing.T) {
@@ -528,12 +508,12 @@ func TestFirstAttemptIsNotRepeated(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r", Generation: 1, Annotations: map[string]string{broker.AnnotationFirstAttempt: "berlin,paris"}},
 		Spec:       broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: 1, Requests: cpus("1")}}},
 	}
-	in := h.snapshotOf(r, h.config)
-	if want := []string{"berlin", "paris"}; !slices.Equal(in.reservation.Status.Attempt.Clusters, want) {
-		t.Errorf("the last attempt is %+v, want the clusters %v", in.reservation.Status.Attempt, want)
+	in := h.input(r, h.settings)
+	if want := []string{"berlin", "paris"}; !slices.Equal(in.Reservation.Status.Attempt.Clusters, want) {
+		t.Errorf("the last attempt is %+v, want the clusters %v", in.Reservation.Status.Attempt, want)
 	}
-	if p := newPlan(in); p.attempt.Number != 2 || len(p.grow) != 1 || recordsFirst(in, p) {
-		t.Errorf("the plan is attempt %d with %v", p.attempt.Number, p.grow)
+	if p := plan.New(in); p.Attempt.Number != 2 || len(p.Grow) != 1 || plan.RecordsFirst(in, p) {
+		t.Errorf("the plan is attempt %d with %v", p.Attempt.Number, p.Grow)
 	}
 }
 
@@ -564,7 +544,7 @@ func TestLargeRequestIsNotOvertaken(t *testing.T) {
 	h.ask("before", 4, "1")
 	h.answer("paris", "before", true)
 	h.ask("large", 1, "8")
-	h.expectCondition("large", broker.ConditionQueued, reasonInsufficientCapacity, "1 pod is waiting")
+	h.expectCondition("large", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "1 pod is waiting")
 	overtook := 0
 	for i := range 100 {
 		name := fmt.Sprintf("small-%d", i)
@@ -631,7 +611,7 @@ func TestGangs(t *testing.T) {
 	h.answer("paris", "a", false)
 	h.expectPods("paris", "a", 0, 0)
 	h.expectPods("berlin", "a", 0, 5)
-	h.expectCondition("a", broker.ConditionQueued, reasonInsufficientCapacity, "6 pods are waiting")
+	h.expectCondition("a", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "6 pods are waiting")
 	h.answer("berlin", "a", true)
 	h.expectPods("berlin", "a", 0, 0)
 	// What it gave back is there for both: neither keeps a part that blocks the other.
@@ -676,13 +656,13 @@ func TestDeadline(t *testing.T) {
 	h.answer("paris", "r", true)
 	h.clock.Step(9 * time.Minute)
 	h.reconcile("r")
-	h.expectCondition("r", broker.ConditionQueued, reasonInsufficientCapacity, "1 pod is waiting")
+	h.expectCondition("r", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "1 pod is waiting")
 	h.clock.Step(time.Minute)
 	h.advertise("paris", "2")
 	for _, name := range []string{"r", "none"} {
 		h.reconcile(name)
-		h.expectCondition(name, broker.ConditionQueued, reasonDeadlineExceeded, "1 pod is not placed within the deadline of 10m0s")
-		h.expectCondition(name, broker.ConditionReady, reasonDeadlineExceeded, "")
+		h.expectCondition(name, broker.ConditionQueued, plan.ReasonDeadlineExceeded, "1 pod is not placed within the deadline of 10m0s")
+		h.expectCondition(name, broker.ConditionReady, plan.ReasonDeadlineExceeded, "")
 		if got := h.reservations[name].Status.QueuePosition; got != 0 {
 			t.Errorf("%s is number %d in the queue", name, got)
 		}
@@ -711,7 +691,7 @@ func TestWritesOfOneChange(t *testing.T) {
 		h.advertise("paris", "1")
 	}
 	h.writes = 0
-	for _, name := range h.retriable(h.store.advertisement("paris")) {
+	for _, name := range h.retriable(h.store.Advertisement("paris")) {
 		h.reconcile(name)
 	}
 	if h.writes > 0 {
@@ -721,14 +701,14 @@ func TestWritesOfOneChange(t *testing.T) {
 		ad.Spec.Resources.Allocatable = cpus("1050m")
 		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("1050m")
 	})
-	if names := h.retriable(h.store.advertisement("paris")); len(names) > 0 {
+	if names := h.retriable(h.store.Advertisement("paris")); len(names) > 0 {
 		t.Errorf("50m more is of use to %d that need 100m", len(names))
 	}
 	h.change("paris", func(ad *broker.ClusterAdvertisement) {
 		ad.Spec.Resources.Allocatable = cpus("1200m")
 		ad.Spec.NodeClasses[0].FreeShapes[0].Free = cpus("1200m")
 	})
-	names := h.retriable(h.store.advertisement("paris"))
+	names := h.retriable(h.store.Advertisement("paris"))
 	for _, name := range names {
 		h.reconcile(name)
 	}
@@ -753,7 +733,7 @@ func TestWritesOfARefusingProvider(t *testing.T) {
 		h.advertise("paris", "100")
 		for _, name := range names {
 			h.reconcile(name)
-			if hold := ledger.Find(&h.store.advertisement("paris").Status, types.UID(name)); hold != nil && !ledger.Pending(*hold).Empty() {
+			if hold := ledger.Find(&h.store.Advertisement("paris").Status, types.UID(name)); hold != nil && !ledger.Pending(*hold).Empty() {
 				h.answer("paris", name, false)
 				refusals++
 			}
@@ -763,7 +743,7 @@ func TestWritesOfARefusingProvider(t *testing.T) {
 	if refusals > 4 || h.writes > 200 {
 		t.Errorf("%d refusals and %d writes of 100 Reservations in 100 s", refusals, h.writes)
 	}
-	h.expectCondition("r0", broker.ConditionQueued, reasonInsufficientCapacity, "The provider refused: full. It is asked again later.")
+	h.expectCondition("r0", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "The provider refused: full. It is asked again later.")
 }
 
 // The price is what was agreed, also for the budget.
@@ -793,43 +773,17 @@ func TestPriceIsLocked(t *testing.T) {
 	h.expectPods("berlin", "r", 1, 0)
 }
 
-func TestFiguresAreNotNews(t *testing.T) {
-	status := broker.ReservationStatus{
-		Phase: broker.ReservationPending, QueuePosition: 3,
-		Conditions: []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue, Reason: "InsufficientCapacity", Message: "available 3"}},
-	}
-	for name, tc := range map[string]struct {
-		change func(*broker.ReservationStatus)
-		want   bool
-	}{
-		"the position":          {func(s *broker.ReservationStatus) { s.QueuePosition = 2 }, true},
-		"a message":             {func(s *broker.ReservationStatus) { s.Conditions[0].Message = "available 2" }, true},
-		"the decision":          {func(s *broker.ReservationStatus) { s.Decision = &broker.Decision{} }, true},
-		"a reason":              {func(s *broker.ReservationStatus) { s.Conditions[0].Reason = "WaitingForRelease" }, false},
-		"a condition":           {func(s *broker.ReservationStatus) { s.Conditions[0].Status = metav1.ConditionFalse }, false},
-		"the phase":             {func(s *broker.ReservationStatus) { s.Phase = broker.ReservationReserved }, false},
-		"the end of the lease":  {func(s *broker.ReservationStatus) { s.ExpiresAt = ptr.To(metav1.Now()) }, false},
-		"the allocated amounts": {func(s *broker.ReservationStatus) { s.Allocations = []broker.Allocation{{Cluster: "paris"}} }, false},
-	} {
-		after := *status.DeepCopy()
-		tc.change(&after)
-		if got := differInFiguresOnly(status, after); got != tc.want {
-			t.Errorf("%s: figures only is %t", name, got)
-		}
-	}
-}
-
 // TestWritesAreNoReceipt: writes of the ledger say nothing of the cluster.
 func TestWritesAreNoReceipt(t *testing.T) {
 	h := newHub(t)
 	h.advertise("paris", "4")
-	before := h.store.advertisement("paris")
-	h.clock.Step(h.config.staleAfter)
+	before := h.store.Advertisement("paris")
+	h.clock.Step(h.settings.StaleAfter)
 	after := before.DeepCopy()
 	h.versions++
 	after.ResourceVersion = fmt.Sprint(h.versions)
 	h.AdvertisementChanged(before, after)
-	if active, _ := h.activity("paris", h.config); active {
+	if active, _ := h.clusters.Activity("paris", h.settings); active {
 		t.Error("paris counts as active, and only its ledger was written")
 	}
 }
@@ -850,13 +804,13 @@ func TestTwoPartsInACluster(t *testing.T) {
 	r := h.reservations["r"]
 	r.Spec.PodSets[0].Count = 3
 	r.Spec.MinAvailable = 3
-	if p := newPlan(h.snapshotOf(r, h.config)); p.writes() {
-		t.Errorf("of 3 pods that are of use together only, some are promised: %+v", p.grow)
+	if p := plan.New(h.input(r, h.settings)); p.Writes() {
+		t.Errorf("of 3 pods that are of use together only, some are promised: %+v", p.Grow)
 	}
 	r.Spec.MinAvailable = 0
-	p := newPlan(h.snapshotOf(r, h.config))
-	if len(p.grow) != 1 || p.grow[0].capacity.Pods() != 2 || p.missing.Pods() != 1 {
-		t.Errorf("grows by %+v, and %d pods are missing; want 2 pods in paris, and 1 missing", p.grow, p.missing.Pods())
+	p := plan.New(h.input(r, h.settings))
+	if len(p.Grow) != 1 || p.Grow[0].Capacity.Pods() != 2 || p.Missing.Pods() != 1 {
+		t.Errorf("grows by %+v, and %d pods are missing; want 2 pods in paris, and 1 missing", p.Grow, p.Missing.Pods())
 	}
 	h.reconcile("r")
 	h.expectPods("paris", "r", 2, 1)
@@ -871,11 +825,11 @@ func TestTermsAreWrittenLater(t *testing.T) {
 	h.answer("paris", "r", true)
 	h.use("r")
 	h.reconcile("r")
-	pending := func() (urgency, time.Time) {
-		in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
-		return in.outdated(newPlan(in))
+	pending := func() (plan.Urgency, time.Time) {
+		in := h.input(h.reservations["r"].DeepCopy(), h.settings)
+		return in.Outdated(plan.New(in))
 	}
-	if write, until := pending(); write != nothing || !until.IsZero() {
+	if write, until := pending(); write != plan.Nothing || !until.IsZero() {
 		t.Fatalf("before a change: to write %d, until %s", write, until)
 	}
 	h.clock.Step(time.Minute)
@@ -883,11 +837,11 @@ func TestTermsAreWrittenLater(t *testing.T) {
 	}
 	h.change("paris", func(ad *broker.ClusterAdvertisement) { ad.Spec.Lending.PodSecurity = broker.PodSecurityRestricted })
 	write, until := pending()
-	if write != figures || until.Sub(h.clock.Now()) != figuresAfter {
+	if write != plan.Figures || until.Sub(h.clock.Now()) != 10*time.Second {
 		t.Fatalf("to write %d, until %s, at %s", write, until, h.clock.Now())
 	}
-	in := h.snapshotOf(h.reservations["r"].DeepCopy(), h.config)
-	if after := in.requeueBy(until).RequeueAfter; after != figuresAfter {
+	in := h.input(h.reservations["r"].DeepCopy(), h.settings)
+	if after := h.requeue(in, until).RequeueAfter; after != 10*time.Second {
 		t.Errorf("requeued after %s", after)
 	}
 	h.clock.SetTime(until)

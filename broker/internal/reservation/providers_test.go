@@ -12,6 +12,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -46,7 +47,7 @@ func TestProvidersAreBounded(t *testing.T) {
 		var pods, providers int32
 		for i := range clusters {
 			var held int32
-			if hold := ledger.Find(&h.store.advertisement(id(i)).Status, types.UID(name)); hold != nil {
+			if hold := ledger.Find(&h.store.Advertisement(id(i)).Status, types.UID(name)); hold != nil {
 				held, providers = hold.Promised.Pods(), providers+1
 			}
 			if pods += held; held != shown[id(i)] {
@@ -61,7 +62,7 @@ func TestProvidersAreBounded(t *testing.T) {
 	expectShown("gang", 0, 0)
 	h.ask("wide", clusters, "1", func(s *broker.ReservationSpec) { s.PodSets[0].NodeAffinity = affinity })
 	expectShown("wide", most, most)
-	h.expectCondition("wide", broker.ConditionQueued, reasonInsufficientCapacity, "The Reservation has capacity at 50 other providers, the maximum.")
+	h.expectCondition("wide", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "The Reservation has capacity at 50 other providers, the maximum.")
 
 	// They hold back no other, and a provider that has a part may get more.
 	h.ask("small", 1, "1")

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 )
 
 // BenchmarkDecisionBehindQueue measures a decision behind 1,000 Reservations of one
@@ -27,8 +28,8 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 			h.change("c00", func(ad *broker.ClusterAdvertisement) {
 				ad.Spec.NodeClasses[0].Labels = map[string]string{"disk": "rare"}
 			})
-			config := h.config
-			h.config.queueing = broker.QueueingNone
+			config := h.settings
+			h.settings.Queueing = broker.QueueingNone
 			for i := range 1000 {
 				h.ask(fmt.Sprint("waiting-", i), 1, cpu, func(s *broker.ReservationSpec) {
 					switch name {
@@ -44,9 +45,9 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 					h.heard[fmt.Sprintf("c%02d", j)] = h.clock.Now()
 				}
 			}
-			h.config = config
+			h.settings = config
 			for i := range 1000 {
-				h.note(h.snapshotOf(h.reservations[fmt.Sprint("waiting-", i)], h.config))
+				h.note(h.input(h.reservations[fmt.Sprint("waiting-", i)], h.settings))
 			}
 			h.ask("r", 1, "100")
 			h.reservations["r"].Spec.PodSets[0].Requests = cpus("1")
@@ -54,7 +55,7 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 			for b.Loop() {
 				// Each decision changes the ledger of one cluster.
 				h.change("c01", func(*broker.ClusterAdvertisement) {})
-				newPlan(h.snapshotOf(h.reservations["r"].DeepCopy(), h.config))
+				plan.New(h.input(h.reservations["r"].DeepCopy(), h.settings))
 			}
 		})
 	}

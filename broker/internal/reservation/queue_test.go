@@ -11,7 +11,9 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -94,7 +96,7 @@ func holdings(count int) func(*broker.ClusterAdvertisement) {
 func TestIdleCapacityIsNotKeptIndefinitely(t *testing.T) {
 	gang := func(s *broker.ReservationSpec) { s.MinAvailable, s.Priority = 16, 1000 }
 	h := newHub(t)
-	h.config.keepFreeFor = 10 * time.Minute
+	h.settings.KeepFreeFor = 10 * time.Minute
 	h.advertise("paris", "16")
 	h.change("paris", holdings(2)) // they stay
 	h.ask("gang", 16, "1", gang)
@@ -113,8 +115,8 @@ func TestIdleCapacityIsNotKeptIndefinitely(t *testing.T) {
 	h.reconcile("small")
 	h.expectPods("paris", "small", 1, 0)
 	h.answer("paris", "small", true)
-	if in := h.snapshotOf(h.reservations["gang"], h.config); in.position != 1 {
-		t.Errorf("the gang is number %d", in.position)
+	if in := h.input(h.reservations["gang"], h.settings); in.Position != 1 {
+		t.Errorf("the gang is number %d", in.Position)
 	}
 }
 
@@ -175,10 +177,10 @@ func TestNewLeaderKnowsTheQueue(t *testing.T) {
 	h.ask("gang", 5, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 5 })
 	h.failOver()
 	h.advertise("paris", "16")
-	h.queueAll(h.config)
+	h.queueAll(h.settings)
 	h.ask("small", 1, "1")
 	h.expectPods("paris", "small", 0, 0)
-	if got := h.snapshotOf(h.reservations["small"], h.config).position; got != 3 {
+	if got := h.input(h.reservations["small"], h.settings).Position; got != 3 {
 		t.Errorf("it is number %d", got)
 	}
 }
@@ -198,7 +200,7 @@ func TestAgeOfGrowth(t *testing.T) {
 		t.Helper()
 		h.reconcile("r")
 		h.reconcile("between")
-		if got := h.snapshotOf(h.reservations["r"], h.config).position; got != want {
+		if got := h.input(h.reservations["r"], h.settings).Position; got != want {
 			t.Errorf("it is number %d, want %d", got, want)
 		}
 	}
@@ -235,7 +237,7 @@ func TestGrowthKeepsThePlace(t *testing.T) {
 		h.reconcile("growing")
 		h.reconcile("later")
 		for name, want := range map[string]int32{"growing": growing, "later": later} {
-			if got := h.snapshotOf(h.reservations[name], h.config).position; got != want {
+			if got := h.input(h.reservations[name], h.settings).Position; got != want {
 				t.Errorf("%s is number %d, want %d", name, got, want)
 			}
 		}
@@ -335,11 +337,11 @@ func TestMaxPriority(t *testing.T) {
 	h.ask("last", 1, "2", priority(-1))
 	for name, want := range map[string]int32{"at-most": 1, "above": 2, "below": 3, "last": 4} {
 		h.reconcile(name)
-		if got := h.snapshotOf(h.reservations[name], h.config).position; got != want {
+		if got := h.input(h.reservations[name], h.settings).Position; got != want {
 			t.Errorf("%s is number %d, want %d", name, got, want)
 		}
 	}
-	h.expectCondition("above", broker.ConditionQueued, reasonInsufficientCapacity, "Its priority 1000000 counts as 1000, the maximum (quotas.maxPriority of the BrokerConfig).")
+	h.expectCondition("above", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "Its priority 1000000 counts as 1000, the maximum (quotas.maxPriority of the BrokerConfig).")
 }
 
 // A growth that waits for the consumer's own guests to end is not counted against the
@@ -372,7 +374,7 @@ func TestConflictBackoff(t *testing.T) {
 	h.ask("r", 1, "1")
 	var delays []time.Duration
 	for range 10 {
-		result, err := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated)
+		result, err := h.conflicts.Requeue(t.Context(), "reservation/r", commit.ErrOutdated)
 		expect.NoError(t, err)
 		delays = append(delays, result.RequeueAfter)
 	}
@@ -380,11 +382,11 @@ func TestConflictBackoff(t *testing.T) {
 		t.Errorf("the delays are %v", delays)
 	}
 	h.forget("r")
-	if result, _ := h.requeueOnConflict(t.Context(), "reservation/r", errOutdated); result.RequeueAfter != 20*time.Millisecond {
+	if result, _ := h.conflicts.Requeue(t.Context(), "reservation/r", commit.ErrOutdated); result.RequeueAfter != 20*time.Millisecond {
 		t.Errorf("the first delay is %s", result.RequeueAfter)
 	}
 	failed := errors.New("the API server is down")
-	if result, err := h.requeueOnConflict(t.Context(), "reservation/r", failed); err == nil || result.RequeueAfter != 0 {
+	if result, err := h.conflicts.Requeue(t.Context(), "reservation/r", failed); err == nil || result.RequeueAfter != 0 {
 		t.Errorf("another error is requeued after %s: %v", result.RequeueAfter, err)
 	}
 }
@@ -448,7 +450,7 @@ func TestImpossibleOnesAreRetriedInTurn(t *testing.T) {
 	}
 	retried := map[string]bool{}
 	for i := range 4 {
-		before := h.store.advertisement("paris")
+		before := h.store.Advertisement("paris")
 		after := before.DeepCopy()
 		after.Generation++
 		after.ResourceVersion = fmt.Sprint(1000 + i)

@@ -35,14 +35,14 @@ func (c configOf) Get(_ context.Context, key client.ObjectKey, object client.Obj
 	if !ok {
 		return notFound(key.Name)
 	}
-	config.Spec.MaxDuration = &metav1.Duration{Duration: c.hub.config.maxDuration}
-	config.Spec.KeepFreeFor = &metav1.Duration{Duration: c.hub.config.keepFreeFor}
+	config.Spec.MaxDuration = &metav1.Duration{Duration: c.hub.settings.MaxDuration}
+	config.Spec.KeepFreeFor = &metav1.Duration{Duration: c.hub.settings.KeepFreeFor}
 	return nil
 }
 
 // memory is what the broker's process remembers.
 func (h *hub) memory() string {
-	return dump.ForHash([]any{h.book, h.answers, h.queue, h.reports, h.figures, h.impossible, h.priceChanges, len(h.becameFresh)})
+	return dump.ForHash([]any{h.book, h.answers, h.queue, h.clusters.Reports, h.figures, h.impossible, h.priceChanges, len(h.clusters.Retry.C)})
 }
 
 // TestReadingChangesNothing: whichever cluster asks for a decision, and whatever is due by then,
@@ -60,7 +60,7 @@ func TestReadingChangesNothing(t *testing.T) {
 			h.ask("r", 1, "1")
 			h.answer("paris", "r", true)
 			h.clock.Step(time.Second)
-			h.config.maxDuration = time.Minute
+			h.settings.MaxDuration = time.Minute
 		},
 		"it waits, after a fail-over": func(h *hub) {
 			h.advertise("paris", "1")
@@ -70,7 +70,7 @@ func TestReadingChangesNothing(t *testing.T) {
 			h.advertise("paris", "1")
 		},
 		"the time for which room is kept for it is over": func(h *hub) {
-			h.config.keepFreeFor = time.Minute
+			h.settings.KeepFreeFor = time.Minute
 			h.advertise("paris", "1")
 			h.ask("r", 20, "1")
 			h.clock.Step(time.Minute)
@@ -83,7 +83,7 @@ func TestReadingChangesNothing(t *testing.T) {
 			placed := h.reservations["r"].DeepCopy()
 			meta.RemoveStatusCondition(&placed.Status.Conditions, broker.ConditionQueued)
 			h.reservations["r"] = placed
-			h.store.putReservation(placed)
+			h.store.PutReservation(placed)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -120,10 +120,10 @@ func TestLeaseAnnouncedByAnAck(t *testing.T) {
 	h.answer("paris", "r", true)
 	h.clock.Step(30 * time.Minute)
 	h.advertise("paris", "10")
-	h.config.maxDuration = 10 * time.Minute
+	h.settings.MaxDuration = 10 * time.Minute
 	ack := protocol.RequesterAck{ReservationUID: "r", Attempt: h.reservations["r"].Status.Attempt.Number, Ready: []string{"paris"}}
 	expect.NoError(t, h.ApplyRequesterAck(t.Context(), "rome", "r", ack))
-	h.reservations["r"] = h.store.reservation("r").DeepCopy()
+	h.reservations["r"] = h.store.Reservation("r").DeepCopy()
 	if got := h.reservations["r"].Status.LeaseDuration; got == nil || got.Duration != 10*time.Minute {
 		t.Fatalf("after the ack, the lease is %v", got)
 	}

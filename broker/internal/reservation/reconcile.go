@@ -2,9 +2,8 @@ package reservation
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -16,13 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
-)
-
-// The delay before a reconcile is retried after a conflict doubles with each further one.
-const (
-	conflictRetryAfter    = 20 * time.Millisecond
-	maxConflictRetryAfter = 5 * time.Second
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 )
 
 // Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
@@ -31,47 +26,73 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 	if err := r.takeOver(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
-	in, err := r.snapshot(ctx, name)
+	reservation, err := r.known(ctx, name)
 	if apierrors.IsNotFound(err) {
 		r.forget(name)
 	}
 	if err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	p := newPlan(in)
-	r.note(in)
-	r.rememberImpossible(name, p.impossible.reason != "")
-	if write, until := in.outdated(p); !r.mayWrite(write, in.now) {
-		r.conflicts.Forget("reservation/" + name)
-		return in.requeueBy(until), nil
+	config, err := r.hub.Settings(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
 	}
-	if p.writes() {
+	in := r.input(reservation, config)
+	p := plan.New(in)
+	r.note(in)
+	r.rememberImpossible(name, p.Impossible.Reason != "")
+	if write, until := in.Outdated(p); !r.mayWrite(write, in.Now) {
+		r.conflicts.Forget("reservation/" + name)
+		return r.requeue(in, until), nil
+	}
+	if p.Writes() {
 		read, err := r.readAttempt(ctx, in)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if read {
 			r.readLedgers(&in)
-			p = newPlan(in)
+			p = plan.New(in)
 		}
 	}
 	if err := r.commit(ctx, in, p); err != nil {
-		return r.requeueOnConflict(ctx, "reservation/"+name, err)
+		return r.conflicts.Requeue(ctx, "reservation/"+name, err)
 	}
 	r.conflicts.Forget("reservation/" + name)
-	return in.requeue(), nil
+	return r.requeue(in, time.Time{}), nil
+}
+
+// mayWrite reports whether something is to be written now. A positive answer for figures counts as
+// a write.
+func (r *Reconciler) mayWrite(write plan.Urgency, now time.Time) bool {
+	return write == plan.News || write == plan.Figures && r.figures.AllowN(now, 1)
+}
+
+// requeue requeues the Reservation for when it is due, or earlier, by a time that is not zero.
+func (r *Reconciler) requeue(in plan.Input, by time.Time) (result ctrl.Result) {
+	var refusedUntil time.Time
+	if in.Queued() {
+		_, refusedUntil = r.refused(in, in.Requested())
+	}
+	if due := in.Due(refusedUntil); !due.IsZero() {
+		result.RequeueAfter = due.Sub(in.Now)
+	}
+	if after := by.Sub(in.Now); !by.IsZero() && (result.RequeueAfter == 0 || after < result.RequeueAfter) {
+		result.RequeueAfter = after
+	}
+	return result
 }
 
 // commit writes the changes of a plan.
-func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
+func (r *Reconciler) commit(ctx context.Context, in plan.Input, p plan.Plan) error {
 	if err := r.addFinalizer(ctx, in); err != nil {
 		return err
 	}
 	if err := r.writeAttempt(ctx, in, p); err != nil {
 		return err
 	}
-	for _, c := range p.grow {
-		r.answers.Asked(c.cluster, in.reservation.UID, c.capacity, in.now)
+	for _, c := range p.Grow {
+		r.answers.Asked(c.Cluster, in.Reservation.UID, c.Capacity, in.Now)
 	}
 	if err := r.writeHolds(ctx, &in, p); err != nil {
 		return err
@@ -82,15 +103,15 @@ func (r *Reconciler) commit(ctx context.Context, in snapshot, p plan) error {
 	return r.removeFinalizer(ctx, in)
 }
 
-func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
-	reservation := in.reservation
-	if !in.needsFinalizer() || in.deleted() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
+func (r *Reconciler) addFinalizer(ctx context.Context, in plan.Input) error {
+	reservation := in.Reservation
+	if !in.NeedsFinalizer() || in.Deleted() || !controllerutil.AddFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
-	if err := r.client.Update(ctx, reservation); err != nil {
+	if err := r.hub.Client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("adding the finalizer: %w", err)
 	}
-	r.store.putReservation(reservation.DeepCopy())
+	r.store.PutReservation(reservation.DeepCopy())
 	return nil
 }
 
@@ -98,80 +119,57 @@ func (r *Reconciler) addFinalizer(ctx context.Context, in snapshot) error {
 // is released cannot fail: its status is written at once. The release of a deleted
 // Reservation is not recorded: since the deletion, nothing is granted, no version of before
 // can be written, and nothing is placed any more.
-func (r *Reconciler) writeAttempt(ctx context.Context, in snapshot, p plan) error {
-	if p.empty() || in.deleted() {
+func (r *Reconciler) writeAttempt(ctx context.Context, in plan.Input, p plan.Plan) error {
+	if p.Empty() || in.Deleted() {
 		return nil
 	}
-	reservation := in.reservation
-	if recordsFirst(in, p) {
-		return r.recordFirst(ctx, reservation, p.attempt)
+	reservation := in.Reservation
+	if plan.RecordsFirst(in, p) {
+		return r.recordFirst(ctx, reservation, p.Attempt)
 	}
 	before := reservation.Status
-	if len(p.grow) > 0 {
-		if err := r.followWithdrawals(ctx, &in); err != nil {
+	if len(p.Grow) > 0 {
+		if err := r.readOverstated(ctx, &in); err != nil {
 			return err
 		}
-		// What is released, because the consumer cannot use it, ceases to be granted first.
-		in.shrunk(p).followLowered()
-		if before.Phase == "" {
-			reservation.Status.Phase = broker.ReservationPending
-		}
 	}
-	reservation.Status.Attempt = p.attempt
-	if len(p.grow) == 0 {
-		reservation.Status = nextStatus(in.shrunk(p), p, true)
-	}
+	reservation.Status = plan.Recorded(in, p)
 	if err := r.putStatus(ctx, reservation, &before); err != nil {
-		return fmt.Errorf("recording attempt %d: %w", p.attempt.Number, err)
+		return fmt.Errorf("recording attempt %d: %w", p.Attempt.Number, err)
 	}
 	return nil
 }
 
-// shrunk is the snapshot after the plan's releases.
-func (in snapshot) shrunk(p plan) snapshot {
-	in.advertisements = slices.Clone(in.advertisements)
-	for _, c := range p.shrink {
-		at, found := in.find(c.cluster)
-		if !found {
-			continue
-		}
-		ad := draft(in.advertisements[at])
-		ledger.Shrink(&ad.Status, in.reservation.UID, p.attempt.Number, c.capacity)
-		in.advertisements[at] = ad
-	}
-	return in
-}
-
 // writeHolds is write (b): it changes the holds, if they are still those that the plan
-// was computed from. The snapshot then has the written ledgers.
-func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error {
-	uid, attempt := in.reservation.UID, p.attempt.Number
+// was computed from. The input then has the written ledgers.
+func (r *Reconciler) writeHolds(ctx context.Context, in *plan.Input, p plan.Plan) error {
+	uid, attempt := in.Reservation.UID, p.Attempt.Number
 	before := map[string]*broker.Hold{}
-	for _, h := range in.holds() {
-		before[h.cluster] = &h.Hold
+	for _, h := range in.Holds() {
+		before[h.Cluster] = &h.Hold
 	}
-	for _, cluster := range p.fence {
+	for _, cluster := range p.Fence {
 		if err := r.writeHold(ctx, cluster, uid, before[cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
 			return ledger.Fence(&ad.Status, uid, attempt-1), nil
 		}); err != nil {
 			return err
 		}
 	}
-	for _, c := range p.shrink {
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
-			return ledger.Shrink(&ad.Status, uid, attempt, c.capacity), nil
+	for _, c := range p.Shrink {
+		if err := r.writeHold(ctx, c.Cluster, uid, before[c.Cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+			return ledger.Shrink(&ad.Status, uid, attempt, c.Capacity), nil
 		}); err != nil {
 			return err
 		}
 	}
-	for _, c := range p.grow {
-		if err := r.writeHold(ctx, c.cluster, uid, before[c.cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
-			return ledger.Place(&ad.Spec, &ad.Status, growth(in.reservation, attempt, c.capacity))
+	for _, c := range p.Grow {
+		if err := r.writeHold(ctx, c.Cluster, uid, before[c.Cluster], func(ad *broker.ClusterAdvertisement) (bool, error) {
+			return ledger.Place(&ad.Spec, &ad.Status, plan.Growth(in.Reservation, attempt, c.Capacity))
 		}); err != nil {
 			return err
 		}
 	}
-	if p.writes() {
+	if p.Writes() {
 		r.readLedgers(in)
 		r.note(*in)
 	}
@@ -183,14 +181,14 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *snapshot, p plan) error
 // is, and a plan of a former leader must not be carried out on a newer ledger.
 func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UID, before *broker.Hold, change func(*broker.ClusterAdvertisement) (bool, error)) error {
 	tried := false
-	_, err := r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+	_, err := r.committer.Commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (commit.Edited, error) {
 		now := ledger.Find(&ad.Status, uid)
-		if tried || (now == nil) != (before == nil) || now != nil && !sameHold(now, before) {
-			return edited{}, errOutdated
+		if tried || (now == nil) != (before == nil) || now != nil && !(ledger.SameVersion(now, before) && apiequality.Semantic.DeepEqual(now, before)) {
+			return commit.Edited{}, commit.ErrOutdated
 		}
 		changed, err := change(ad)
 		tried = changed
-		return edited{status: changed}, err
+		return commit.Edited{Status: changed}, err
 	})
 	if err != nil {
 		return fmt.Errorf("changing the hold in %s: %w", cluster, err)
@@ -199,30 +197,30 @@ func (r *Reconciler) writeHold(ctx context.Context, cluster string, uid types.UI
 }
 
 // writeStatus is write (c): the Reservation's status follows the ledger.
-func (r *Reconciler) writeStatus(ctx context.Context, in snapshot, p plan) error {
-	reservation := in.reservation
+func (r *Reconciler) writeStatus(ctx context.Context, in plan.Input, p plan.Plan) error {
+	reservation := in.Reservation
 	before := reservation.Status
-	if in.statusDue() {
-		reservation.Status = nextStatus(in, p, !p.empty())
+	if in.StatusDue() {
+		reservation.Status = plan.Status(in, p, !p.Empty())
 	}
 	if !apiequality.Semantic.DeepEqual(before, reservation.Status) {
 		if err := r.putStatus(ctx, reservation, &before); err != nil {
 			return fmt.Errorf("writing the status: %w", err)
 		}
-		r.observeScores(p.decision)
+		r.observeScores(p.Decision)
 	}
-	if len(p.grow) > 0 {
-		decisionLatency.Observe(r.clock.Since(in.now).Seconds())
+	if len(p.Grow) > 0 {
+		decisionLatency.Observe(r.clock.Since(in.Now).Seconds())
 	}
 	return nil
 }
 
 // putStatus writes a Reservation's status, and reports what has changed since before.
 func (r *Reconciler) putStatus(ctx context.Context, reservation *broker.Reservation, before *broker.ReservationStatus) error {
-	if err := r.client.Status().Update(ctx, reservation); err != nil {
+	if err := r.hub.Client.Status().Update(ctx, reservation); err != nil {
 		return err
 	}
-	r.store.putReservation(reservation.DeepCopy())
+	r.store.PutReservation(reservation.DeepCopy())
 	r.book.Written(reservation.Name, reservation.UID, r.clock.Now())
 	r.reportChanges(ctx, reservation, before)
 	return nil
@@ -239,19 +237,19 @@ func (r *Reconciler) reportChanges(ctx context.Context, reservation *broker.Rese
 
 // removeFinalizer removes the finalizer of a Reservation that has ended, once there is
 // nothing to wait for.
-func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
-	reservation := in.reservation
-	if in.needsFinalizer() || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
+func (r *Reconciler) removeFinalizer(ctx context.Context, in plan.Input) error {
+	reservation := in.Reservation
+	if in.NeedsFinalizer() || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
-	if err := r.client.Update(ctx, reservation); err != nil {
+	if err := r.hub.Client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("removing the finalizer: %w", err)
 	}
-	if !in.deleted() || len(reservation.Finalizers) > 0 {
-		r.store.putReservation(reservation.DeepCopy())
+	if !in.Deleted() || len(reservation.Finalizers) > 0 {
+		r.store.PutReservation(reservation.DeepCopy())
 		return nil
 	}
-	r.store.removeReservation(reservation)
+	r.store.RemoveReservation(reservation)
 	// What no status says.
 	before := reservation.Status
 	reservation.Status = reservation.EffectiveStatus()
@@ -260,35 +258,16 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, in snapshot) error {
 	return nil
 }
 
-// requeueOnConflict requeues an object if another writer was first: after a short delay,
-// which doubles each time until the caller forgets the object's conflicts.
-func (r *Reconciler) requeueOnConflict(ctx context.Context, object string, err error) (ctrl.Result, error) {
-	if !isConflict(err) {
-		return ctrl.Result{}, err
-	}
-	lockConflicts.Inc()
-	retryAfter := r.conflicts.When(object)
-	log.FromContext(ctx).V(1).Info("Requeueing because of a concurrent write", "reason", err.Error(), "retryAfter", retryAfter.String())
-	return ctrl.Result{RequeueAfter: retryAfter}, nil
-}
-
-// isConflict reports whether a compare-and-swap failed because of a concurrent write.
-func isConflict(err error) bool {
-	var insufficient *ledger.InsufficientError
-	var full *ledger.FullError
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated) || errors.As(err, &insufficient) || errors.As(err, &full)
-}
-
 // editStatus changes a Reservation's status. It starts from what the store knows, and
 // reads live if another writer was first or if there is nothing to change. The edit may
 // be called again. If it returns an error, nothing is written.
 func (r *Reconciler) editStatus(ctx context.Context, name string, edit func(*broker.Reservation) (changed bool, err error)) error {
-	known := r.store.reservation(name)
+	known := r.store.Reservation(name)
 	live := known == nil
 	for try := 1; ; try++ {
 		if live {
 			known = &broker.Reservation{}
-			if err := r.live.Get(ctx, r.key(name), known); err != nil {
+			if err := r.hub.Live.Get(ctx, r.hub.Key(name), known); err != nil {
 				return fmt.Errorf("reading the reservation: %w", err)
 			}
 		}
@@ -301,11 +280,37 @@ func (r *Reconciler) editStatus(ctx context.Context, name string, edit func(*bro
 			if err = r.putStatus(ctx, reservation, &known.Status); err == nil {
 				return nil
 			}
-			if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
+			if !apierrors.IsConflict(err) || try == commit.MaxTries || ctx.Err() != nil {
 				return err
 			}
-			lockConflicts.Inc()
+			commit.LockConflicts.Inc()
 		}
 		live = true
+	}
+}
+
+// recordFirst is write (a) for the first attempt of a Reservation. It is recorded in an
+// annotation, since the write that ends the tracking of fields cannot change the status.
+func (r *Reconciler) recordFirst(ctx context.Context, reservation *broker.Reservation, attempt broker.Attempt) error {
+	status := reservation.Status
+	if reservation.Annotations == nil {
+		reservation.Annotations = map[string]string{}
+	}
+	reservation.Annotations[broker.AnnotationFirstAttempt] = strings.Join(attempt.Clusters, ",")
+	reservation.ManagedFields = commit.Untracked()
+	if err := r.hub.Client.Update(ctx, reservation); err != nil {
+		return fmt.Errorf("recording the first attempt: %w", err)
+	}
+	r.store.PutReservation(reservation.DeepCopy())
+	reservation.Status = status
+	adoptAttempt(reservation)
+	return nil
+}
+
+// adoptAttempt sets the first attempt in the status of a Reservation that has it in its
+// annotation only.
+func adoptAttempt(reservation *broker.Reservation) {
+	if clusters := reservation.FirstAsked(); clusters != nil {
+		reservation.Status.Attempt = broker.Attempt{Number: 1, Clusters: clusters}
 	}
 }

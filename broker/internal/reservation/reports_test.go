@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 // readvertise stores another advertisement of a cluster, and reconciles what it concerns.
 func (h *hub) readvertise(cluster string, f func(*broker.ClusterAdvertisementSpec)) {
 	h.Helper()
-	before := h.store.advertisement(cluster)
+	before := h.store.Advertisement(cluster)
 	after := before.DeepCopy()
 	f(&after.Spec)
 	after.Generation++
@@ -94,21 +95,22 @@ func TestWritesForFlippingAdvertisementsAreBounded(t *testing.T) {
 				if call == first {
 					before = h.writes
 				}
-				h.followReports(tc.by)
-				h.reconcileAll(h.reports.take())
+				h.clusters.Follow(tc.by)
+				h.reconcileAll(h.clusters.Reports.Take())
 				h.readvertise(tc.by, func(spec *broker.ClusterAdvertisementSpec) { tc.flip(spec, call) })
 				h.clock.Step(500 * time.Millisecond)
 			}
 			writes := h.writes - before
 			// Each Reservation that is concerned is placed again, and released where it was.
-			if most := 3 * (concernedPerSecond*calls/2 + tc.concerned); tc.concerned > 0 && writes > most || tc.concerned == 0 && writes > calls {
+			if most := 3 * (20*calls/2 + tc.concerned); tc.concerned > 0 && writes > most || tc.concerned == 0 && writes > calls {
 				t.Errorf("%d writes in half a minute", writes)
 			}
 			// What it reported last counts in the end.
 			h.hear(time.Minute)
-			h.followReports(tc.by)
-			if !h.reports.of[tc.by].says(h.store.advertisement(tc.by)) {
-				t.Errorf("what counts is %+v", h.reports.of[tc.by])
+			h.clusters.Follow(tc.by)
+			counts, said := h.clusters.Reports.Unreachable(tc.by), h.store.Advertisement(tc.by).Spec.Unreachable
+			if !slices.Equal(slices.Sorted(maps.Keys(counts)), said) {
+				t.Errorf("%v counts instead of %v", counts, said)
 			}
 			t.Logf("%d writes at once, and %d for half a minute", before, writes)
 		})

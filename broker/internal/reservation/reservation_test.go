@@ -1046,7 +1046,8 @@ func accountLeftToWrite(e *env) {
 	})
 	p.advertise(e.spec("paris", "1"))
 	e.eventually("the account to be up to date", func() error {
-		if ad := e.ad("paris"); !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation || p.Busy("paris") {
+		_, writing := p.Committer.Waiting("paris")
+		if ad := e.ad("paris"); !ad.Status.Active || ad.Status.ObservedGeneration != ad.Generation || writing {
 			return fmt.Errorf("the status is %+v", ad.Status)
 		}
 		return nil

@@ -7,13 +7,14 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
 )
 
 // cutOff has rome report the providers that it cannot connect to. It returns the
 // Reservations that are reconciled for that.
 func (h *hub) cutOff(providers ...string) (enqueued []string) {
 	h.Helper()
-	before := h.store.advertisement("rome")
+	before := h.store.Advertisement("rome")
 	after := before.DeepCopy()
 	after.Spec.Unreachable = providers
 	after.Generation++
@@ -36,7 +37,7 @@ func (h *hub) lose(provider, name string, guests int32) {
 // hear hears from all clusters after a time.
 func (h *hub) hear(after time.Duration) {
 	h.clock.Step(after)
-	for _, ad := range h.store.allAdvertisements() {
+	for _, ad := range h.store.Advertisements() {
 		h.advertise(ad.Name, "")
 	}
 }
@@ -61,7 +62,7 @@ func TestUnreachableProviderIsReplaced(t *testing.T) {
 	}
 	h.reconcile("r")
 	h.expectPods("paris", "r", 2, 0)
-	h.expectCondition("r", broker.ConditionQueued, reasonInsufficientCapacity, "paris: Cluster rome cannot connect to its API server")
+	h.expectCondition("r", broker.ConditionQueued, plan.ReasonInsufficientCapacity, "paris: Cluster rome cannot connect to its API server")
 	h.advertise("berlin", "10")
 	h.reconcile("r")
 	h.expectPods("paris", "r", 2, 0)
@@ -84,7 +85,7 @@ func TestUnreachableProviderIsReplacedOnceThereIsRoom(t *testing.T) {
 	h.reconcile("r")
 	h.reconcile("r") // it sees its new status
 	h.advertise("berlin", "10")
-	if enqueued := h.AdvertisementChanged(nil, h.store.advertisement("berlin")); !slices.Contains(enqueued, "r") {
+	if enqueued := h.AdvertisementChanged(nil, h.store.Advertisement("berlin")); !slices.Contains(enqueued, "r") {
 		t.Errorf("reconciled: %v, want r", enqueued)
 	}
 	h.reconcile("r")
@@ -141,8 +142,8 @@ func TestUnreachableGuestsKeepTheirPlace(t *testing.T) {
 
 	h.lose("paris", "r", 2)
 	h.hear(9 * time.Minute)
-	if in := h.reconcile("r"); in.requeue().RequeueAfter != time.Minute {
-		t.Errorf("reconciled after %s, want a minute", in.requeue().RequeueAfter)
+	if in := h.reconcile("r"); h.requeue(in, time.Time{}).RequeueAfter != time.Minute {
+		t.Errorf("reconciled after %s, want a minute", h.requeue(in, time.Time{}).RequeueAfter)
 	}
 	h.expectPods("berlin", "r", 0, 0)
 	h.cutOff()
@@ -154,7 +155,7 @@ func TestUnreachableGuestsKeepTheirPlace(t *testing.T) {
 	h.reconcile("r")
 	h.expectPods("berlin", "r", 0, 0)
 	h.failOver()
-	for _, ad := range h.store.allAdvertisements() {
+	for _, ad := range h.store.Advertisements() {
 		h.AdvertisementChanged(nil, ad)
 	}
 	h.hear(9 * time.Minute)

@@ -19,12 +19,14 @@ func (h *hub) withdraw(cluster, name string, remaining int32) {
 	h.Helper()
 	h.change(cluster, func(ad *broker.ClusterAdvertisement) {
 		hold := ledger.Find(&ad.Status, types.UID(name))
-		held := firstPods(hold.Promised, remaining)
+		sets := hold.Promised.DeepCopy().PodSets
+		sets[0].Count = remaining
+		held := capacity.OfPodSets(sets)
 		lost := capacity.Sub(hold.Promised, held)
 		if !ledger.Withdraw(&ad.Status, hold.ReservationUID, hold.Attempt, &held, 10*time.Minute) {
 			h.Fatalf("%s could not withdraw from %s: %+v", cluster, name, hold)
 		}
-		h.answers.Refused(cluster, "rome", lost, "cordoned", h.config.retryAfter, h.clock.Now())
+		h.answers.Refused(cluster, "rome", lost, "cordoned", h.settings.RetryAfter, h.clock.Now())
 	})
 	h.reconcile(name)
 }
@@ -64,7 +66,7 @@ func TestWithdrawalIsPlacedElsewhere(t *testing.T) {
 	// A second withdrawal is another one; of what remains, nothing stays in the allocations.
 	h.answer("berlin", "r", true)
 	h.answer("paris", "r", true)
-	attempt := ledger.Find(&h.store.advertisement("paris").Status, "r").Attempt
+	attempt := ledger.Find(&h.store.Advertisement("paris").Status, "r").Attempt
 	h.withdraw("paris", "r", 0)
 	h.expectWithdrawals("r", within10m("paris", attempt))
 	for _, a := range h.reservations["r"].Status.Allocations {

@@ -17,8 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // refuse returns an error that is sent to the caller. The message tells the caller what
@@ -258,7 +258,7 @@ func decodeJSON(body io.Reader, into any, strict bool) error {
 }
 
 // short truncates a caller's input for logs and messages.
-func short(text string) string { return events.TruncateTo(text, 128) }
+func short(message string) string { return text.TruncateTo(message, 128) }
 
 // remoteIP is the caller's address; of IPv6, the network that one caller usually has.
 func remoteIP(r *http.Request) string {

@@ -41,6 +41,8 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/advertisement"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -105,6 +107,12 @@ func (c *requestCounter) to(part string) int {
 	return total
 }
 
+// core is what the server reports to.
+type core struct {
+	*reservation.Reconciler
+	*advertisement.Clusters
+}
+
 func startHub(t *testing.T) *testHub {
 	t.Helper()
 	ctrl.SetLogger(logr.Discard())
@@ -138,11 +146,13 @@ func startHub(t *testing.T) *testHub {
 	authority, err := identity.New(t.Context(), identity.Options{Client: live, Cache: mgr.GetClient(), Namespace: namespace})
 	expect.NoError(t, err)
 	receipts := NewReceipts(clock.RealClock{})
-	core := reservation.New(mgr, reservation.Options{Namespace: namespace, Freshness: receipts})
-	expect.NoError(t, core.SetupWithManager(mgr))
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: namespace}, nil, clock.RealClock{})
+	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: receipts, Clock: clock.RealClock{}, Workers: 128})
+	reservations := reservation.New(clusters, mgr.GetEventRecorder("spillway-broker"))
+	expect.NoError(t, errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.NoError(t, err)
-	server, err := New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core, Receipts: receipts, Log: logr.Discard()})
+	server, err := New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core{reservations, clusters}, Receipts: receipts, Log: logr.Discard()})
 	expect.NoError(t, err)
 	secret := &corev1.Secret{}
 	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret))

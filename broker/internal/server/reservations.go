@@ -17,12 +17,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/internal/server/views"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // maxAckMessage is the maximum size of an ack's message in bytes: it becomes part of the
@@ -328,7 +328,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 	case protocol.RoleProvider:
 		var ack protocol.ProviderAck
 		if err = decode(r, &ack); err == nil {
-			ack.Message = events.Line(ack.Message, maxAckMessage)
+			ack.Message = text.Line(ack.Message, maxAckMessage)
 			audit(r, "attempt", ack.Attempt, "accepted", ack.Accepted, "message", ack.Message)
 			err = s.Reconciler.ApplyProviderAck(r.Context(), caller, id, ack)
 		}
@@ -340,7 +340,7 @@ func (s *Server) ack(w http.ResponseWriter, r *http.Request, caller string) erro
 		if err = decode(r, &ack); err == nil {
 			audit(r, "attempt", ack.Attempt, "ready", len(ack.Ready), "unusable", len(ack.Unusable))
 			for cluster, why := range ack.Unusable {
-				ack.Unusable[cluster] = events.Line(why, maxAckMessage)
+				ack.Unusable[cluster] = text.Line(why, maxAckMessage)
 			}
 			if err = validateUse(ack.Used); err != nil {
 				return err

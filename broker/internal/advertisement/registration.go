@@ -1,4 +1,4 @@
-package reservation
+package advertisement
 
 import (
 	"context"
@@ -18,42 +18,42 @@ import (
 // has asked for ends, and what it has promised to others is theirs no more. The
 // registration's finalizer keeps it until that is done. Every step is repeatable. What is
 // there of a cluster without a registration ends, whenever it was created.
-func (r *Reconciler) ReconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
+func (c *Clusters) ReconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
 	var registration broker.ClusterRegistration
-	if err := r.client.Get(ctx, r.key(name), &registration); apierrors.IsNotFound(err) {
-		r.conflicts.Forget("registration/" + name)
-		return ctrl.Result{}, r.endUnregistered(ctx, name)
+	if err := c.hub.Client.Get(ctx, c.hub.Key(name), &registration); apierrors.IsNotFound(err) {
+		c.conflicts.Forget("registration/" + name)
+		return ctrl.Result{}, c.endUnregistered(ctx, name)
 	} else if err != nil {
 		return ctrl.Result{}, err
 	}
 	if registration.DeletionTimestamp.IsZero() {
 		if !controllerutil.AddFinalizer(&registration, broker.FinalizerCluster) {
-			r.conflicts.Forget("registration/" + name)
+			c.conflicts.Forget("registration/" + name)
 			return ctrl.Result{}, nil
 		}
-		if err := r.client.Update(ctx, &registration); err != nil {
-			return r.requeueOnConflict(ctx, "registration/"+name, fmt.Errorf("adding the finalizer: %w", err))
+		if err := c.hub.Client.Update(ctx, &registration); err != nil {
+			return c.conflicts.Requeue(ctx, "registration/"+name, fmt.Errorf("adding the finalizer: %w", err))
 		}
 		return ctrl.Result{}, nil
 	}
 	if !controllerutil.ContainsFinalizer(&registration, broker.FinalizerCluster) {
 		return ctrl.Result{}, nil
 	}
-	if err := r.endCluster(ctx, registration.Spec.ClusterID); err != nil {
+	if err := c.endCluster(ctx, registration.Spec.ClusterID); err != nil {
 		return ctrl.Result{}, err
 	}
 	controllerutil.RemoveFinalizer(&registration, broker.FinalizerCluster)
-	if err := r.client.Update(ctx, &registration); err != nil {
-		return r.requeueOnConflict(ctx, "registration/"+name, fmt.Errorf("removing the finalizer: %w", err))
+	if err := c.hub.Client.Update(ctx, &registration); err != nil {
+		return c.conflicts.Requeue(ctx, "registration/"+name, fmt.Errorf("removing the finalizer: %w", err))
 	}
 	return ctrl.Result{}, nil
 }
 
 // endCluster deletes the Reservations of a cluster, and its advertisement with the ledger
 // of what it holds for others.
-func (r *Reconciler) endCluster(ctx context.Context, cluster string) error {
+func (c *Clusters) endCluster(ctx context.Context, cluster string) error {
 	var list broker.ReservationList
-	if err := r.live.List(ctx, &list, client.InNamespace(r.namespace)); err != nil {
+	if err := c.hub.Live.List(ctx, &list, client.InNamespace(c.hub.Namespace)); err != nil {
 		return fmt.Errorf("listing the reservations of %s: %w", cluster, err)
 	}
 	ended := 0
@@ -61,14 +61,14 @@ func (r *Reconciler) endCluster(ctx context.Context, cluster string) error {
 		if list.Items[i].Spec.RequesterID != cluster {
 			continue
 		}
-		if err := r.client.Delete(ctx, &list.Items[i]); client.IgnoreNotFound(err) != nil {
+		if err := c.hub.Client.Delete(ctx, &list.Items[i]); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("ending a reservation of %s: %w", cluster, err)
 		}
 		ended++
 	}
 	ad := &broker.ClusterAdvertisement{}
-	ad.Namespace, ad.Name = r.namespace, cluster
-	if err := r.client.Delete(ctx, ad); client.IgnoreNotFound(err) != nil {
+	ad.Namespace, ad.Name = c.hub.Namespace, cluster
+	if err := c.hub.Client.Delete(ctx, ad); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("deleting the advertisement of %s: %w", cluster, err)
 	}
 	log.FromContext(ctx).WithName("audit").Info("Forgot a cluster", "cluster", cluster, "endedReservations", ended)
@@ -78,10 +78,10 @@ func (r *Reconciler) endCluster(ctx context.Context, cluster string) error {
 // endUnregistered deletes what a cluster without a registration has created through the REST
 // interface: its calls were accepted before it was forgotten, and their writes came later.
 // What was created in the hub by hand stays, since its cluster may be about to join.
-func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error {
+func (c *Clusters) endUnregistered(ctx context.Context, cluster string) error {
 	var list broker.ReservationList
 	created := client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: cluster}
-	if err := r.client.List(ctx, &list, client.InNamespace(r.namespace), created); err != nil {
+	if err := c.hub.Client.List(ctx, &list, client.InNamespace(c.hub.Namespace), created); err != nil {
 		return fmt.Errorf("listing the reservations of %s: %w", cluster, err)
 	}
 	var objects []client.Object
@@ -91,7 +91,7 @@ func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error 
 		}
 	}
 	var ad broker.ClusterAdvertisement
-	if err := r.client.Get(ctx, r.key(cluster), &ad); client.IgnoreNotFound(err) != nil {
+	if err := c.hub.Client.Get(ctx, c.hub.Key(cluster), &ad); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading the advertisement of %s: %w", cluster, err)
 	} else if err == nil && isOfCluster(&ad) {
 		objects = append(objects, &ad)
@@ -100,14 +100,14 @@ func (r *Reconciler) endUnregistered(ctx context.Context, cluster string) error 
 		return nil
 	}
 	// After the objects: those of a cluster that joins later are not among them.
-	if err := r.live.Get(ctx, r.key(cluster), &broker.ClusterRegistration{}); err == nil {
+	if err := c.hub.Live.Get(ctx, c.hub.Key(cluster), &broker.ClusterRegistration{}); err == nil {
 		return nil
 	} else if !apierrors.IsNotFound(err) {
 		return fmt.Errorf("reading the registration of %s: %w", cluster, err)
 	}
 	for _, object := range objects {
 		// Not if a cluster that has just joined has updated it: a conflict is tried again.
-		err := r.client.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID()), ResourceVersion: ptr.To(object.GetResourceVersion())})
+		err := c.hub.Client.Delete(ctx, object, client.Preconditions{UID: ptr.To(object.GetUID()), ResourceVersion: ptr.To(object.GetResourceVersion())})
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("deleting what is left of %s: %w", cluster, err)
 		}

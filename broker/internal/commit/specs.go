@@ -1,4 +1,4 @@
-package reservation
+package commit
 
 import (
 	"sync"
@@ -61,8 +61,8 @@ func (s *Specs) share(ad *broker.ClusterAdvertisement) {
 	}
 }
 
-// forget ends the sharing with a deleted object.
-func (s *Specs) forget(ad *broker.ClusterAdvertisement) {
+// Forget ends the sharing with a deleted object.
+func (s *Specs) Forget(ad *broker.ClusterAdvertisement) {
 	if s == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package reservation
+package commit
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -29,32 +29,30 @@ const (
 	pausedHolds  = 16
 	pausePerHold = 100 * time.Microsecond
 	maxPause     = 2 * time.Second
-	// maxCommitTries is the number of tries of a write if another broker is first.
-	maxCommitTries = 10
+	// MaxTries is the number of tries of a write if another broker is first.
+	MaxTries = 10
 )
 
-// errOutdated means that a change was computed from a hold that has changed since.
-var errOutdated = errors.New("the hold has changed since it was read")
+// ErrOutdated means that a change was computed from a hold that has changed since.
+var ErrOutdated = errors.New("the hold has changed since it was read")
 
-// edit changes a provider's object in place and reports what it has changed. If it
+// Edit changes a provider's object in place and reports what it has changed. If it
 // returns an error, it has changed nothing. It may be called again for a newer version.
-type edit func(ad *broker.ClusterAdvertisement) (edited, error)
+type Edit func(ad *broker.ClusterAdvertisement) (Edited, error)
 
-// edited are the parts of an object that an edit has changed.
-type edited struct{ spec, status bool }
+// Edited are the parts of an object that an edit has changed.
+type Edited struct{ Spec, Status bool }
 
-// committer writes the ledgers. The changes to one provider's ledger queue in front of
+// Committer writes the ledgers. The changes to one provider's ledger queue in front of
 // it, and all that wait are written together: one compare-and-swap, on the last version
 // that this broker knows. It is read live only if another broker was first, or if the
 // outcome is that nothing is to be written. Different providers do not wait for each
 // other.
-type committer struct {
-	client client.Client
-	live   client.Reader
-	store  *store
-	specs  *Specs
-	key    func(name string) client.ObjectKey
-	clock  clock.PassiveClock
+type Committer struct {
+	Hub   Hub
+	Store *Store
+	specs *Specs
+	clock clock.PassiveClock
 
 	mu     sync.Mutex
 	queues map[string]*commitQueue
@@ -69,22 +67,33 @@ type commitQueue struct {
 
 // commit is one change and its outcome.
 type commit struct {
-	edit edit
+	edit Edit
 	// done is closed when the outcome is known: the written version, or an error.
 	done chan struct{}
 	ad   *broker.ClusterAdvertisement
 	err  error
 }
 
-func newCommitter(clients Clients, known *store, specs *Specs, key func(string) client.ObjectKey, clock clock.PassiveClock) *committer {
-	return &committer{client: clients.Client, live: clients.Live, store: known, specs: specs, key: key, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
+// New returns a Committer whose Store knows nothing. The specs are shared with the cache whose
+// events are reported; nil for none.
+func New(hub Hub, specs *Specs, clock clock.PassiveClock) *Committer {
+	if specs == nil {
+		specs = &Specs{}
+	}
+	return &Committer{Hub: hub, Store: newStore(clock), specs: specs, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
-// commit makes one change to a provider's object and returns the version that includes
+// Gone forgets an advertisement that was deleted, and no newer one of its name.
+func (c *Committer) Gone(ad *broker.ClusterAdvertisement) {
+	c.Store.RemoveAdvertisement(ad)
+	c.specs.Forget(ad)
+}
+
+// Commit makes one change to a provider's object and returns the version that includes
 // it, which is read-only. An edit that fails fails only for its own caller. If the
 // caller's time is up, the outcome is unknown. The first caller writes for those that
 // come while it writes; there is no other goroutine while no other caller waits.
-func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*broker.ClusterAdvertisement, error) {
+func (c *Committer) Commit(ctx context.Context, cluster string, edit Edit) (*broker.ClusterAdvertisement, error) {
 	mine := &commit{edit: edit, done: make(chan struct{})}
 	c.mu.Lock()
 	queue, busy := c.queues[cluster]
@@ -115,16 +124,21 @@ func (c *committer) commit(ctx context.Context, cluster string, edit edit) (*bro
 	}
 }
 
-// busy reports whether a provider's ledger is being written.
-func (c *committer) busy(cluster string) bool {
+// Waiting reports whether a provider's ledger is being written, and how many changes wait for
+// that.
+func (c *Committer) Waiting(cluster string) (changes int, writing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.queues[cluster] != nil
+	queue := c.queues[cluster]
+	if queue == nil {
+		return 0, false
+	}
+	return len(queue.waiting), true
 }
 
 // writeNext writes what waits, and reports whether more waits now. If nothing does, the
 // queue is gone.
-func (c *committer) writeNext(ctx context.Context, cluster string, queue *commitQueue) (more bool) {
+func (c *Committer) writeNext(ctx context.Context, cluster string, queue *commitQueue) (more bool) {
 	c.mu.Lock()
 	pause := c.pauses[cluster]
 	delete(c.pauses, cluster)
@@ -183,21 +197,21 @@ func pauseAfter(ad *broker.ClusterAdvertisement, took time.Duration) time.Durati
 
 // write applies a batch to a ledger and writes it. Each commit gets the error of its own
 // edit; the error is one that all of them have.
-func (c *committer) write(ctx context.Context, cluster string, batch []*commit) (*broker.ClusterAdvertisement, error) {
-	known := c.store.advertisement(cluster)
+func (c *Committer) write(ctx context.Context, cluster string, batch []*commit) (*broker.ClusterAdvertisement, error) {
+	known := c.Store.Advertisement(cluster)
 	confirmed := known == nil
 	for try := 1; ; try++ {
 		if confirmed {
 			read := &broker.ClusterAdvertisement{}
-			if err := c.live.Get(ctx, c.key(cluster), read); err != nil {
+			if err := c.Hub.Live.Get(ctx, c.Hub.Key(cluster), read); err != nil {
 				return nil, fmt.Errorf("reading the ledger of %s: %w", cluster, err)
 			}
-			c.store.putAdvertisement(read)
+			c.Store.PutAdvertisement(read)
 			known = read
 		}
 		ad := known.DeepCopy()
 		changes := apply(ad, batch)
-		if !changes.spec && !changes.status {
+		if !changes.Spec && !changes.Status {
 			if confirmed {
 				return known, nil
 			}
@@ -211,17 +225,16 @@ func (c *committer) write(ctx context.Context, cluster string, batch []*commit) 
 		}
 		if apierrors.IsNotFound(err) {
 			// It was deleted, and the watch may have said so before it was added.
-			c.store.removeAdvertisement(known)
-			c.specs.forget(known)
+			c.Gone(known)
 		}
 		if tooLarge(err) {
-			c.store.markUnwritable(known)
+			c.Store.markUnwritable(known)
 			return nil, fmt.Errorf("%w (%w)", errUnwritable, err)
 		}
-		if !apierrors.IsConflict(err) || try == maxCommitTries || ctx.Err() != nil {
+		if !apierrors.IsConflict(err) || try == MaxTries || ctx.Err() != nil {
 			return nil, err
 		}
-		lockConflicts.Inc()
+		LockConflicts.Inc()
 		confirmed = true
 	}
 }
@@ -235,40 +248,40 @@ func tooLarge(err error) bool {
 }
 
 // apply applies the edits of a batch, in its order.
-func apply(ad *broker.ClusterAdvertisement, batch []*commit) (changes edited) {
+func apply(ad *broker.ClusterAdvertisement, batch []*commit) (changes Edited) {
 	for _, commit := range batch {
-		var one edited
+		var one Edited
 		one, commit.err = commit.edit(ad)
-		changes.spec, changes.status = changes.spec || one.spec, changes.status || one.status
+		changes.Spec, changes.Status = changes.Spec || one.Spec, changes.Status || one.Status
 	}
 	// The account depends on the spec.
-	changes.status = changes.status || changes.spec
-	if changes.status {
+	changes.Status = changes.Status || changes.Spec
+	if changes.Status {
 		ledger.Settle(&ad.Spec, &ad.Status)
 	}
 	return changes
 }
 
 // update writes an object and adds it to the store.
-func (c *committer) update(ctx context.Context, ad *broker.ClusterAdvertisement, changes edited) error {
-	if changes.spec {
+func (c *Committer) update(ctx context.Context, ad *broker.ClusterAdvertisement, changes Edited) error {
+	if changes.Spec {
 		// The answer has the status that is stored.
 		status := ad.Status.DeepCopy()
-		ad.ManagedFields = untracked()
-		if err := c.client.Update(ctx, ad); err != nil {
+		ad.ManagedFields = Untracked()
+		if err := c.Hub.Client.Update(ctx, ad); err != nil {
 			return fmt.Errorf("updating the advertisement of %s: %w", ad.Name, err)
 		}
-		c.store.putAdvertisement(ad.DeepCopy())
+		c.Store.PutAdvertisement(ad.DeepCopy())
 		ad.Status = *status
 	}
 	observe(ad)
-	if err := c.client.Status().Update(ctx, ad); err != nil {
+	if err := c.Hub.Client.Status().Update(ctx, ad); err != nil {
 		return fmt.Errorf("writing the ledger of %s: %w", ad.Name, err)
 	}
 	// Of an advertisement, the API server may still track fields.
 	ad.ManagedFields = nil
 	c.specs.share(ad)
-	c.store.putAdvertisement(ad)
+	c.Store.PutAdvertisement(ad)
 	return nil
 }
 
@@ -279,3 +292,9 @@ func observe(ad *broker.ClusterAdvertisement) {
 		ad.Status.Conditions[i].ObservedGeneration = ad.Generation
 	}
 }
+
+// Untracked in an update of an object, not of its status, makes the API server drop the
+// object's managedFields and track none in later updates. They are half of the content of
+// a Reservation, of which every write encodes, decodes and compares them several times.
+// It is for objects that only the broker writes.
+func Untracked() []metav1.ManagedFieldsEntry { return []metav1.ManagedFieldsEntry{{}} }

@@ -1,4 +1,4 @@
-package reservation
+package plan
 
 import (
 	"fmt"
@@ -13,25 +13,25 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
-// impossibility is why a Reservation made by hand cannot be placed, however long it
+// Impossibility is why a Reservation made by hand cannot be placed, however long it
 // waits, unless the clusters change; zero if it can.
-type impossibility struct{ reason, message string }
+type Impossibility struct{ Reason, Message string }
 
 // impossible looks for what no provider that may be chosen could ever give: the queue is
 // for what has no room now. The Reservations of the scheduler plugin always wait.
-func (in snapshot) impossible() impossibility {
-	spec, want := &in.reservation.Spec, in.requested()
-	if !madeByHand(in.reservation) || want.Empty() {
-		return impossibility{}
+func (in Input) impossible() Impossibility {
+	spec, want := &in.Reservation.Spec, in.Requested()
+	if !madeByHand(in.Reservation) || want.Empty() {
+		return Impossibility{}
 	}
 	if pin := spec.TargetClusterID; pin != "" && !in.lends(pin) {
-		return impossibility{reasonUnknownTarget, fmt.Sprintf("No cluster %s that lends to %s has sent an advertisement: correct or remove targetClusterID, or check the agent of %s and its values lend.enabled and lend.consumers. It is placed once %s advertises that it does.",
+		return Impossibility{ReasonUnknownTarget, fmt.Sprintf("No cluster %s that lends to %s has sent an advertisement: correct or remove targetClusterID, or check the agent of %s and its values lend.enabled and lend.consumers. It is placed once %s advertises that it does.",
 			pin, spec.RequesterID, pin, pin)}
 	}
 	request := decide.Request{Requester: spec.RequesterID, Pin: spec.TargetClusterID, Placement: spec.Placement}
 	var allocatable []corev1.ResourceList
 	all := corev1.ResourceList{}
-	for _, ad := range in.advertisements {
+	for _, ad := range in.Advertisements {
 		if decide.Eligible(&request, &ad.Spec, true, true) {
 			list := ad.Spec.Resources.Allocatable.List()
 			allocatable = append(allocatable, list)
@@ -39,27 +39,27 @@ func (in snapshot) impossible() impossibility {
 		}
 	}
 	if len(allocatable) == 0 {
-		return impossibility{} // the queue says why
+		return Impossibility{} // the queue says why
 	}
 	if len(want.PodSets) == 0 {
 		if name, amount, ok := exceeding(want.Totals.List(), all); ok {
-			return impossibility{reasonTooLarge, fmt.Sprintf("It requests %s %s, which is more than all nodes of the providers together have. Request less.", name, amount.String())}
+			return Impossibility{ReasonTooLarge, fmt.Sprintf("It requests %s %s, which is more than all nodes of the providers together have. Request less.", name, amount.String())}
 		}
 	}
 	for _, set := range want.PodSets {
 		fits := func(list corev1.ResourceList) bool { _, _, more := exceeding(set.Requests.List(), list); return !more }
 		if !slices.ContainsFunc(allocatable, fits) {
-			return impossibility{reasonTooLarge, fmt.Sprintf("A pod of set %s requests %s, and no provider has as much. Request less.", set.Name, set.Requests)}
+			return Impossibility{ReasonTooLarge, fmt.Sprintf("A pod of set %s requests %s, and no provider has as much. Request less.", set.Name, set.Requests)}
 		}
 	}
-	return impossibility{}
+	return Impossibility{}
 }
 
 // lends reports whether a cluster lends to the requester. One that does not is as if it did
 // not exist: the requester must not learn that it does.
-func (in snapshot) lends(cluster string) bool {
-	ad := in.advertisement(cluster)
-	return ad != nil && capacity.AdmitReason(ad.Spec.Lending, in.reservation.Spec.RequesterID, nil) == ""
+func (in Input) lends(cluster string) bool {
+	ad := in.Advertisement(cluster)
+	return ad != nil && capacity.AdmitReason(ad.Spec.Lending, in.Reservation.Spec.RequesterID, nil) == ""
 }
 
 // madeByHand reports whether a Reservation was made by hand: in the hub, or in the
@@ -78,35 +78,4 @@ func exceeding(want, have corev1.ResourceList) (name corev1.ResourceName, amount
 		}
 	}
 	return "", resource.Quantity{}, false
-}
-
-// rememberImpossible records whether a Reservation is to be tried again when the
-// clusters change.
-func (r *Reconciler) rememberImpossible(name string, impossible bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if impossible {
-		r.impossible[name] = true
-	} else {
-		delete(r.impossible, name)
-	}
-}
-
-// impossibleNames lists up to maxRetried of the Reservations that rememberImpossible has
-// recorded: those after the last one that an earlier call has listed, so that each gets its
-// turn. All are tried again after queuedRetryAfter.
-func (r *Reconciler) impossibleNames() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	sorted := slices.Sorted(maps.Keys(r.impossible))
-	if len(sorted) <= maxRetried {
-		return sorted
-	}
-	at, found := slices.BinarySearch(sorted, r.lastImpossible)
-	if found {
-		at++
-	}
-	names := slices.Concat(sorted[at:], sorted[:at])[:maxRetried]
-	r.lastImpossible = names[maxRetried-1]
-	return names
 }

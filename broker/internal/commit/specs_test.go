@@ -1,4 +1,4 @@
-package reservation
+package commit
 
 import (
 	"testing"
@@ -59,16 +59,16 @@ func TestSpecs(t *testing.T) {
 	if shared(other, newer) || !shared(ad("b", 3, 8), other) {
 		t.Error("the next object of the name is not what is shared")
 	}
-	specs.forget(newer)
+	specs.Forget(newer)
 	if len(specs.of) != 1 {
 		t.Error("a deleted object has ended the sharing with the next of its name")
 	}
-	specs.forget(other)
+	specs.Forget(other)
 	if len(specs.of) != 0 {
 		t.Error("something is shared of a deleted object")
 	}
 	(*Specs)(nil).share(first)
-	(*Specs)(nil).forget(first)
+	(*Specs)(nil).Forget(first)
 	if object, err := transform(&broker.Reservation{}); object == nil || err != nil {
 		t.Errorf("another kind becomes %v, %v", object, err)
 	}

@@ -1,4 +1,4 @@
-package reservation
+package advertisement
 
 import (
 	"slices"
@@ -8,6 +8,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 )
 
@@ -18,7 +19,7 @@ const (
 	concernedPerSecond, concernedAtOnce = 20, 1000
 )
 
-// reports are what this process acts on of what clusters report about capacity that is held:
+// Reports are what this process acts on of what clusters report about capacity that is held:
 // which providers a consumer cannot connect to.
 //
 // A change of a report concerns every Reservation with a hold there: its status is written, or
@@ -27,7 +28,7 @@ const (
 // counts at once while there is any left. Otherwise what the cluster reported last counts as
 // soon as there is some again: a report that changes back and forth causes no more writes than
 // the cluster may make itself.
-type reports struct {
+type Reports struct {
 	clock clock.PassiveClock
 
 	mu sync.Mutex
@@ -44,8 +45,8 @@ type report struct {
 	spent time.Time
 }
 
-func newReports(clock clock.PassiveClock) *reports {
-	return &reports{clock: clock, of: map[string]*report{}, concerned: map[string]bool{}}
+func newReports(clock clock.PassiveClock) *Reports {
+	return &Reports{clock: clock, of: map[string]*report{}, concerned: map[string]bool{}}
 }
 
 // due is when the next change may count.
@@ -71,11 +72,11 @@ func (r *report) says(ad *broker.ClusterAdvertisement) bool {
 
 // follow lets what a cluster's stored advertisement says count, if it may now, and reports
 // whether anything has changed. It follows the store, which ignores events that come late.
-func (r *reports) follow(store *store, cluster string) (changed bool) {
+func (r *Reports) follow(store *commit.Store, cluster string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Read while no other event is followed, so that none follows what is older.
-	ad, known, now := store.advertisement(cluster), r.of[cluster], r.clock.Now()
+	ad, known, now := store.Advertisement(cluster), r.of[cluster], r.clock.Now()
 	if known.says(ad) || known != nil && ad != nil && now.Before(known.due()) {
 		return false
 	}
@@ -97,7 +98,7 @@ func (r *reports) follow(store *store, cluster string) (changed bool) {
 		}
 		next.unreachable[provider] = since
 	}
-	names := store.heldWhereChanged(cluster, before, unreachableOf(ad))
+	names := heldWhereChanged(store, cluster, before, unreachableOf(ad))
 	for _, name := range names {
 		r.concerned[name] = true
 	}
@@ -113,19 +114,19 @@ func (r *reports) follow(store *store, cluster string) (changed bool) {
 }
 
 // next is when what a cluster's stored advertisement says may count; zero if it does.
-func (r *reports) next(store *store, cluster string) time.Time {
+func (r *Reports) next(store *commit.Store, cluster string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.of[cluster]
-	if known.says(store.advertisement(cluster)) || known == nil {
+	if known.says(store.Advertisement(cluster)) || known == nil {
 		return time.Time{}
 	}
 	return known.due()
 }
 
-// allow spends a cluster's allowance for the Reservations that a function names, which it calls
+// Allow spends a cluster's allowance for the Reservations that a function names, which it calls
 // only if there is an allowance.
-func (r *reports) allow(cluster string, names func() []string) []string {
+func (r *Reports) Allow(cluster string, names func() []string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known, now := r.of[cluster], r.clock.Now()
@@ -140,8 +141,8 @@ func (r *reports) allow(cluster string, names func() []string) []string {
 	return allowed
 }
 
-// take returns the names of the Reservations to reconcile, once.
-func (r *reports) take() []string {
+// Take returns the names of the Reservations to reconcile, once.
+func (r *Reports) Take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names := make([]string, 0, len(r.concerned))
@@ -152,15 +153,15 @@ func (r *reports) take() []string {
 	return names
 }
 
-// concern has a Reservation reconciled because of its consumer's own report about it.
-func (r *reports) concern(name string) {
+// Concern has a Reservation reconciled because of its consumer's own report about it.
+func (r *Reports) Concern(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.concerned[name] = true
 }
 
-// unreachable is since when a consumer has reported each provider as unreachable.
-func (r *reports) unreachable(consumer string) map[string]time.Time {
+// Unreachable is since when a consumer has reported each provider as unreachable.
+func (r *Reports) Unreachable(consumer string) map[string]time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if known := r.of[consumer]; known != nil {
@@ -169,11 +170,11 @@ func (r *reports) unreachable(consumer string) map[string]time.Time {
 	return nil
 }
 
-// followReports lets what a cluster's advertisement says of holds count, if it may now, and has
-// the Reservations reconciled that it concerns.
-func (r *Reconciler) followReports(cluster string) {
-	if r.reports.follow(r.store, cluster) {
-		r.retryQueued()
+// Follow lets what a cluster's advertisement says of holds count, if it may now, and has the
+// Reservations reconciled that it concerns.
+func (c *Clusters) Follow(cluster string) {
+	if c.Reports.follow(c.store, cluster) {
+		c.Retry.Send()
 	}
 }
 
@@ -183,4 +184,21 @@ func unreachableOf(ad *broker.ClusterAdvertisement) []string {
 		return nil
 	}
 	return ad.Spec.Unreachable
+}
+
+// heldWhereChanged are the names of a consumer's Reservations with a hold at a provider of
+// which it reports another reachability than before.
+func heldWhereChanged(s *commit.Store, consumer string, before, after []string) (names []string) {
+	for _, provider := range slices.Concat(before, after) {
+		ad := s.Advertisement(provider)
+		if ad == nil || slices.Contains(before, provider) == slices.Contains(after, provider) {
+			continue
+		}
+		for i := range ad.Status.Holds {
+			if ad.Status.Holds[i].Requester == consumer {
+				names = append(names, ad.Status.Holds[i].ReservationName)
+			}
+		}
+	}
+	return names
 }

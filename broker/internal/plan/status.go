@@ -1,7 +1,6 @@
-package reservation
+package plan
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,27 +11,28 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
-// nextStatus is the Reservation's status for the holds in the snapshot and the plan
+// Status is the Reservation's status for the holds in the input and the plan
 // that was written. It depends on its arguments only.
-func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
-	status := *in.reservation.Status.DeepCopy()
-	status.ObservedGeneration = in.reservation.Generation
-	if p.decision != nil {
-		status.Decision = p.decision
+func Status(in Input, p Plan, committed bool) broker.ReservationStatus {
+	status := *in.Reservation.Status.DeepCopy()
+	status.ObservedGeneration = in.Reservation.Generation
+	if p.Decision != nil {
+		status.Decision = p.Decision
 	}
 	if resized := in.followLedgers(&status); resized && !committed {
 		// The consumer's reports so far are about other amounts.
-		status.Attempt = broker.Attempt{Number: p.attempt.Number}
+		status.Attempt = broker.Attempt{Number: p.Attempt.Number}
 	}
 	in.setTimes(&status)
 	if !in.ended() {
-		status.QueueTime, status.Requested = in.queueTime, totalOf(&in.reservation.Spec)
+		status.QueueTime, status.Requested = in.QueueTime, totalOf(&in.Reservation.Spec)
 	}
 	status.QueuePosition = 0
-	if in.queued(p) {
-		status.QueuePosition = in.position
+	if in.queues(p) {
+		status.QueuePosition = in.Position
 	}
 	status.Phase = phase(in, p, &status)
 	status.Summary = summary(in, &status)
@@ -42,7 +42,7 @@ func nextStatus(in snapshot, p plan, committed bool) broker.ReservationStatus {
 
 // followLedgers sets what a status says of the holds. It reports whether an accepted
 // allocation has changed its size.
-func (in snapshot) followLedgers(status *broker.ReservationStatus) (resized bool) {
+func (in Input) followLedgers(status *broker.ReservationStatus) (resized bool) {
 	status.Allocations, resized = allocations(in)
 	status.Withdrawals = withdrawals(in)
 	status.TargetClusterEndpoint = ""
@@ -52,58 +52,72 @@ func (in snapshot) followLedgers(status *broker.ReservationStatus) (resized bool
 	return resized
 }
 
-// followWithdrawals lowers the status to what the ledgers grant, before it is written for
-// another reason, such as an attempt that places the rest elsewhere. The ledgers are read
-// live, since the store may be behind with what another broker has granted.
-func (r *Reconciler) followWithdrawals(ctx context.Context, in *snapshot) error {
-	lowered := in.lowered()
-	for _, cluster := range lowered {
-		if err := r.readLedger(ctx, cluster); err != nil {
-			return err
-		}
+// Recorded is the status with which the plan's attempt is recorded before any hold has its
+// number. What is only released cannot fail: its status is the one after it.
+func Recorded(in Input, p Plan) broker.ReservationStatus {
+	if len(p.Grow) == 0 {
+		status := in.Reservation.Status
+		status.Attempt = p.Attempt
+		return Status(in.with(status).shrunk(p), p, true)
 	}
-	if len(lowered) == 0 {
-		return nil
+	// What is released, because the consumer cannot use it, ceases to be granted first.
+	status := in.with(in.Lowered()).shrunk(p).Lowered()
+	if in.Reservation.Status.Phase == "" {
+		status.Phase = broker.ReservationPending
 	}
-	r.readLedgers(in)
-	in.followLowered()
-	return nil
+	status.Attempt = p.Attempt
+	return status
 }
 
-// followLowered lowers the status to what the ledgers grant. The consumer's reports so far
-// are then about other amounts. Clusters whose ledgers may still get the last attempt remain
-// recorded.
-func (in snapshot) followLowered() {
-	if len(in.lowered()) == 0 {
-		return
+// shrunk is the input after the plan's releases.
+func (in Input) shrunk(p Plan) Input {
+	in.Advertisements = slices.Clone(in.Advertisements)
+	for _, c := range p.Shrink {
+		at, found := in.find(c.Cluster)
+		if !found {
+			continue
+		}
+		ad := ledger.Draft(in.Advertisements[at])
+		ledger.Shrink(&ad.Status, in.Reservation.UID, p.Attempt.Number, c.Capacity)
+		in.Advertisements[at] = ad
 	}
-	status := *in.reservation.Status.DeepCopy()
+	return in
+}
+
+// Lowered is the status, which grants no more than the ledgers do. If that is less than before,
+// the consumer's reports so far are about other amounts. Clusters whose ledgers may still get
+// the last attempt remain recorded.
+func (in Input) Lowered() broker.ReservationStatus {
+	if len(in.Overstated()) == 0 {
+		return in.Reservation.Status
+	}
+	status := *in.Reservation.Status.DeepCopy()
 	in.followLedgers(&status)
 	status.Summary = summary(in, &status)
 	status.Attempt = broker.Attempt{Number: in.nextAttempt(), Clusters: in.unseen(status.Attempt)}
-	in.reservation.Status = status
+	return status
 }
 
 // unseen are the clusters of an attempt whose ledgers do not show it.
-func (in snapshot) unseen(attempt broker.Attempt) (clusters []string) {
-	holds := in.holds()
+func (in Input) unseen(attempt broker.Attempt) (clusters []string) {
+	holds := in.Holds()
 	for _, cluster := range attempt.Clusters {
-		if !slices.ContainsFunc(holds, func(h clusterHold) bool { return h.cluster == cluster && h.Attempt >= attempt.Number }) {
+		if !slices.ContainsFunc(holds, func(h Hold) bool { return h.Cluster == cluster && h.Attempt >= attempt.Number }) {
 			clusters = append(clusters, cluster)
 		}
 	}
 	return clusters
 }
 
-// lowered are the clusters of which the status grants more than their ledgers.
-func (in snapshot) lowered() (clusters []string) {
+// Overstated are the clusters of which the status grants more than their ledgers.
+func (in Input) Overstated() (clusters []string) {
 	granted := map[string]broker.HeldCapacity{}
-	for _, h := range in.holds() {
+	for _, h := range in.Holds() {
 		if h.Granted != nil {
-			granted[h.cluster] = *h.Granted
+			granted[h.Cluster] = *h.Granted
 		}
 	}
-	for _, a := range in.reservation.Status.Allocations {
+	for _, a := range in.Reservation.Status.Allocations {
 		said := broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets}
 		if a.Accepted && !capacity.Sub(said, granted[a.Cluster]).Empty() {
 			clusters = append(clusters, a.Cluster)
@@ -112,25 +126,25 @@ func (in snapshot) lowered() (clusters []string) {
 	return clusters
 }
 
-// queued reports whether the Reservation waits for capacity.
-func (in snapshot) queued(p plan) bool {
-	return !p.missing.Empty() && !p.gaveUp && p.impossible.reason == "" && !in.requested().Empty()
+// queues reports whether the Reservation waits for capacity.
+func (in Input) queues(p Plan) bool {
+	return !p.Missing.Empty() && !p.GaveUp && p.Impossible.Reason == "" && !in.Requested().Empty()
 }
 
 // setTimes sets when the current holds began and, if the lease has a length, that and when
 // it ends. An end that is about right stays.
-func (in snapshot) setTimes(status *broker.ReservationStatus) {
+func (in Input) setTimes(status *broker.ReservationStatus) {
 	switch {
 	case in.ended():
 		return
 	case len(status.Allocations) == 0:
 		status.ReservedAt, status.ExpiresAt, status.LeaseDuration = nil, nil, nil
 		return
-	case status.ReservedAt == nil || len(in.reservation.Status.Allocations) == 0:
-		status.ReservedAt = &metav1.Time{Time: in.now}
+	case status.ReservedAt == nil || len(in.Reservation.Status.Allocations) == 0:
+		status.ReservedAt = &metav1.Time{Time: in.Now}
 		status.ExpiresAt = nil
 	}
-	length := in.config.duration(in.reservation.Spec.Duration)
+	length := in.Settings.Duration(in.Reservation.Spec.Duration)
 	if length <= 0 {
 		status.ExpiresAt, status.LeaseDuration = nil, nil
 		return
@@ -138,7 +152,7 @@ func (in snapshot) setTimes(status *broker.ReservationStatus) {
 	status.LeaseDuration = &metav1.Duration{Duration: length}
 	end, exists := in.expiry()
 	if !exists {
-		end = in.now.Add(length)
+		end = in.Now.Add(length)
 	}
 	if status.ExpiresAt == nil || status.ExpiresAt.Sub(end).Abs() > length/4 {
 		status.ExpiresAt = &metav1.Time{Time: end}
@@ -148,9 +162,9 @@ func (in snapshot) setTimes(status *broker.ReservationStatus) {
 // allocations are the capacity of each hold: what is granted or, before the provider's
 // first answer, what is promised. resized reports whether an accepted one has changed
 // its size.
-func allocations(in snapshot) (out []broker.Allocation, resized bool) {
+func allocations(in Input) (out []broker.Allocation, resized bool) {
 	usable := in.usable()
-	for _, h := range in.holds() {
+	for _, h := range in.Holds() {
 		held := h.Promised
 		if h.Granted != nil {
 			held = *h.Granted
@@ -158,10 +172,10 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 		if held.Empty() {
 			continue
 		}
-		allocation := in.allocation(h.cluster, h.Cost, held)
+		allocation := in.allocation(h.Cluster, h.Cost, held)
 		allocation.Accepted = h.Granted != nil && usable
-		for _, before := range in.reservation.Status.Allocations {
-			if before.Cluster != h.cluster || !before.Accepted {
+		for _, before := range in.Reservation.Status.Allocations {
+			if before.Cluster != h.Cluster || !before.Accepted {
 				continue
 			}
 			if capacity.Equal(broker.HeldCapacity{Totals: before.Resources, PodSets: before.PodSets}, held) {
@@ -176,12 +190,12 @@ func allocations(in snapshot) (out []broker.Allocation, resized bool) {
 }
 
 // allocation is what one provider holds, as the status shows it, before it is accepted.
-func (in snapshot) allocation(cluster string, cost *broker.Cost, held broker.HeldCapacity) broker.Allocation {
+func (in Input) allocation(cluster string, cost *broker.Cost, held broker.HeldCapacity) broker.Allocation {
 	allocation := broker.Allocation{Cluster: cluster, Resources: held.Totals, PodSets: held.PodSets}
 	if price, currency, known := decide.Price(cost, held.Totals); known {
 		allocation.PricePerHour = decide.PriceString(price, currency)
 	}
-	if ad := in.advertisement(cluster); ad != nil {
+	if ad := in.Advertisement(cluster); ad != nil {
 		allocation.Endpoint = ad.Spec.EndpointURL
 		allocation.NodeLabels = guest.NodeLabels(ad.Spec.NodeClasses, held.PodSets)
 		allocation.PodSecurity = ad.Spec.Lending.PodSecurity
@@ -191,13 +205,13 @@ func (in snapshot) allocation(cluster string, cost *broker.Cost, held broker.Hel
 
 // withdrawals are what the providers have withdrawn last of what pods could use; none once
 // the Reservation has ended.
-func withdrawals(in snapshot) (out []broker.Withdrawal) {
+func withdrawals(in Input) (out []broker.Withdrawal) {
 	if in.ended() {
 		return nil
 	}
-	for _, h := range in.holds() {
+	for _, h := range in.Holds() {
 		if h.LeaveWithin != nil && in.couldUse(h) {
-			out = append(out, broker.Withdrawal{Cluster: h.cluster, Attempt: h.WithdrawnAttempt, LeaveWithin: *h.LeaveWithin})
+			out = append(out, broker.Withdrawal{Cluster: h.Cluster, Attempt: h.WithdrawnAttempt, LeaveWithin: *h.LeaveWithin})
 		}
 	}
 	return out
@@ -205,28 +219,28 @@ func withdrawals(in snapshot) (out []broker.Withdrawal) {
 
 // couldUse reports whether pods may have used what a provider has withdrawn: the status has
 // granted it, or says so already. A gang that has never been granted as a whole has none.
-func (in snapshot) couldUse(h clusterHold) bool {
-	status := in.reservation.Status
-	return slices.ContainsFunc(status.Allocations, func(a broker.Allocation) bool { return a.Cluster == h.cluster && a.Accepted }) ||
+func (in Input) couldUse(h Hold) bool {
+	status := in.Reservation.Status
+	return slices.ContainsFunc(status.Allocations, func(a broker.Allocation) bool { return a.Cluster == h.Cluster && a.Accepted }) ||
 		slices.ContainsFunc(status.Withdrawals, func(w broker.Withdrawal) bool {
-			return w.Cluster == h.cluster && w.Attempt == h.WithdrawnAttempt
+			return w.Cluster == h.Cluster && w.Attempt == h.WithdrawnAttempt
 		})
 }
 
-func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.ReservationPhase {
+func phase(in Input, p Plan, status *broker.ReservationStatus) broker.ReservationPhase {
 	ready := slices.ContainsFunc(status.Allocations, func(a broker.Allocation) bool { return a.VirtualNodeReady })
 	switch {
 	case in.ended():
 		return broker.ReservationReleased
-	case invalidReason(&in.reservation.Spec) != "":
+	case invalidReason(&in.Reservation.Spec) != "":
 		return broker.ReservationFailed
-	case len(status.Allocations) == 0 && madeByHand(in.reservation) && in.requested().Empty():
+	case len(status.Allocations) == 0 && madeByHand(in.Reservation) && in.Requested().Empty():
 		return broker.ReservationFailed
-	case len(status.Allocations) == 0 && (p.gaveUp || p.impossible.reason != ""):
+	case len(status.Allocations) == 0 && (p.GaveUp || p.Impossible.Reason != ""):
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0:
 		return broker.ReservationPending
-	case ready, in.reservation.Status.Phase == broker.ReservationActive:
+	case ready, in.Reservation.Status.Phase == broker.ReservationActive:
 		return broker.ReservationActive
 	default:
 		return broker.ReservationReserved
@@ -235,8 +249,8 @@ func phase(in snapshot, p plan, status *broker.ReservationStatus) broker.Reserva
 
 // summary formats the allocations for the print column, such as "3 of 5 pods in paris"
 // or "5 of 5 pods: 3 in paris, 2 in berlin".
-func summary(in snapshot, status *broker.ReservationStatus) string {
-	requested := in.requested()
+func summary(in Input, status *broker.ReservationStatus) string {
+	requested := in.Requested()
 	var pods int32
 	var parts []string
 	for _, a := range status.Allocations {

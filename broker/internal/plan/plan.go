@@ -1,4 +1,4 @@
-package reservation
+package plan
 
 import (
 	"errors"
@@ -13,74 +13,79 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
-// plan is what to do next for one Reservation.
-type plan struct {
-	// attempt that commits the changes.
-	attempt broker.Attempt
-	// shrink releases what is too much, before anything grows; grow is what other clusters
+// Plan is what to do next for one Reservation.
+type Plan struct {
+	// Attempt that commits the changes.
+	Attempt broker.Attempt
+	// Shrink releases what is too much, before anything grows; Grow is what other clusters
 	// get. Both only if providers did not answer, or if the consumer cannot use what they
 	// granted: what they lose is placed elsewhere.
-	shrink, grow []change
-	// fence are the clusters whose holds stay as they are, but for which an attempt was
+	Shrink, Grow []Change
+	// Fence are the clusters whose holds stay as they are, but for which an attempt was
 	// recorded that their ledgers do not show: another broker may still write it.
-	fence []string
-	// missing is the requested capacity that is neither held nor about to be.
-	missing broker.HeldCapacity
-	// decision explains the choice of clusters; nil if there was nothing to choose.
-	decision *broker.Decision
-	// blockedBy is the cluster that must first release an earlier Reservation of the
+	Fence []string
+	// Missing is the requested capacity that is neither held nor about to be.
+	Missing broker.HeldCapacity
+	// Decision explains the choice of clusters; nil if there was nothing to choose.
+	Decision *broker.Decision
+	// BlockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
-	blockedBy string
-	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
+	BlockedBy string
+	// GaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
-	gaveUp bool
-	// impossible is why nothing can be placed, unless the clusters change.
-	impossible impossibility
+	GaveUp bool
+	// Impossible is why nothing can be placed, unless the clusters change.
+	Impossible Impossibility
 }
 
-// change is the capacity that one cluster's hold shrinks to, or grows by.
-type change struct {
-	cluster  string
-	capacity broker.HeldCapacity
+// Change is the capacity that one cluster's hold shrinks to, or grows by.
+type Change struct {
+	Cluster  string
+	Capacity broker.HeldCapacity
 }
 
-// empty reports whether no hold is to change its size.
-func (p plan) empty() bool { return len(p.shrink)+len(p.grow) == 0 }
+// Empty reports whether no hold is to change its size.
+func (p Plan) Empty() bool { return len(p.Shrink)+len(p.Grow) == 0 }
 
-// writes reports whether any ledger is to be written.
-func (p plan) writes() bool { return !p.empty() || len(p.fence) > 0 }
+// Writes reports whether any ledger is to be written.
+func (p Plan) Writes() bool { return !p.Empty() || len(p.Fence) > 0 }
 
-// newPlan compares the requested capacity with the holds.
-func newPlan(in snapshot) plan {
-	holds, requested := in.holds(), in.requested()
-	var reliable broker.HeldCapacity
-	for _, h := range holds {
-		reliable = capacity.Add(reliable, in.reliable(h))
-	}
-	p := plan{attempt: broker.Attempt{Number: in.nextAttempt()}}
-	if p.shrink = shrink(in, holds, requested); p.shrink == nil {
-		p.shrink = lost(in, holds)
-		if p.missing = capacity.Sub(requested, reliable); !p.missing.Empty() {
-			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
-				if p.place(in); len(p.grow) == 0 && len(holds) == 0 {
-					p.impossible = in.impossible()
+// New compares the requested capacity with the holds.
+func New(in Input) Plan {
+	holds, requested := in.Holds(), in.Requested()
+	p := Plan{Attempt: broker.Attempt{Number: in.nextAttempt()}}
+	if p.Shrink = shrink(in, holds, requested); p.Shrink == nil {
+		p.Shrink = lost(in, holds)
+		if p.Missing = in.Missing(); !p.Missing.Empty() {
+			if p.GaveUp = in.deadlineExceeded(); !p.GaveUp {
+				if p = p.place(in); len(p.Grow) == 0 && len(holds) == 0 {
+					p.Impossible = in.impossible()
 				}
 			}
-			p.allOrNothing(in, holds)
+			p = p.allOrNothing(in, holds)
 		}
 	}
-	for _, c := range slices.Concat(p.shrink, p.grow) {
-		p.attempt.Clusters = append(p.attempt.Clusters, c.cluster)
+	for _, c := range slices.Concat(p.Shrink, p.Grow) {
+		p.Attempt.Clusters = append(p.Attempt.Clusters, c.Cluster)
 	}
-	p.fence = p.inDoubt(in, holds)
+	p.Fence = p.inDoubt(in, holds)
 	return p
+}
+
+// Missing is what the Reservation requests and cannot count on.
+func (in Input) Missing() broker.HeldCapacity {
+	var reliable broker.HeldCapacity
+	for _, h := range in.Holds() {
+		reliable = capacity.Add(reliable, in.reliable(h))
+	}
+	return capacity.Sub(in.Requested(), reliable)
 }
 
 // nextAttempt is the number of an attempt after those that are recorded and those that the
 // ledgers show.
-func (in snapshot) nextAttempt() int64 {
-	number := in.reservation.Status.Attempt.Number
-	for _, h := range in.holds() {
+func (in Input) nextAttempt() int64 {
+	number := in.Reservation.Status.Attempt.Number
+	for _, h := range in.Holds() {
 		number = max(number, h.Attempt)
 	}
 	return number + 1
@@ -88,11 +93,11 @@ func (in snapshot) nextAttempt() int64 {
 
 // inDoubt are the clusters of the last attempt whose holds do not show it and are not
 // changed by the plan.
-func (p plan) inDoubt(in snapshot, holds []clusterHold) (clusters []string) {
-	last := in.reservation.Status.Attempt
+func (p Plan) inDoubt(in Input, holds []Hold) (clusters []string) {
+	last := in.Reservation.Status.Attempt
 	for _, h := range holds {
-		if h.Attempt < last.Number && !h.Promised.Empty() && slices.Contains(last.Clusters, h.cluster) && !slices.Contains(p.attempt.Clusters, h.cluster) {
-			clusters = append(clusters, h.cluster)
+		if h.Attempt < last.Number && !h.Promised.Empty() && slices.Contains(last.Clusters, h.Cluster) && !slices.Contains(p.Attempt.Clusters, h.Cluster) {
+			clusters = append(clusters, h.Cluster)
 		}
 	}
 	return clusters
@@ -100,13 +105,13 @@ func (p plan) inDoubt(in snapshot, holds []clusterHold) (clusters []string) {
 
 // lost takes back what providers have neither accepted nor refused before the deadline, and
 // what the consumer cannot use.
-func lost(in snapshot, holds []clusterHold) []change {
-	var changes []change
+func lost(in Input, holds []Hold) []Change {
+	var changes []Change
 	for _, h := range holds {
 		if in.cannotUse(h) {
-			changes = append(changes, change{h.cluster, broker.HeldCapacity{}})
-		} else if in.overdue(h) {
-			changes = append(changes, change{h.cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
+			changes = append(changes, Change{h.Cluster, broker.HeldCapacity{}})
+		} else if in.Overdue(h) {
+			changes = append(changes, Change{h.Cluster, capacity.Sub(h.Promised, ledger.Pending(h.Hold))})
 		}
 	}
 	return changes
@@ -115,7 +120,7 @@ func lost(in snapshot, holds []clusterHold) []change {
 // shrink releases what the Reservation does not need any more. What an inactive
 // cluster holds, or one that the consumer cannot connect to, may still be used there: it
 // stays held, but does not count, and is released when other clusters have granted as much and no virtual node uses it.
-func shrink(in snapshot, holds []clusterHold, requested broker.HeldCapacity) []change {
+func shrink(in Input, holds []Hold, requested broker.HeldCapacity) []Change {
 	var granted broker.HeldCapacity
 	for _, h := range holds {
 		if in.counts(h) && h.Granted != nil {
@@ -123,23 +128,23 @@ func shrink(in snapshot, holds []clusterHold, requested broker.HeldCapacity) []c
 		}
 	}
 	replaced := capacity.Sub(requested, granted).Empty()
-	var counted, unreliable []clusterHold
-	var unneeded []change
+	var counted, unreliable []Hold
+	var unneeded []Change
 	for _, h := range holds {
 		switch {
 		case h.Promised.Empty():
 		case !in.reliable(h).Empty():
 			counted = append(counted, h)
-		case replaced && !virtualNodeReady(in.reservation, h.cluster):
-			unneeded = append(unneeded, change{h.cluster, broker.HeldCapacity{}})
+		case replaced && !virtualNodeReady(in.Reservation, h.Cluster):
+			unneeded = append(unneeded, Change{h.Cluster, broker.HeldCapacity{}})
 		default:
 			unreliable = append(unreliable, h)
 		}
 	}
-	promised := func(h clusterHold) broker.HeldCapacity { return h.Promised }
+	promised := func(h Hold) broker.HeldCapacity { return h.Promised }
 	return slices.Concat(
-		shrinkTo(in.reservation, counted, requested, in.reliable),
-		shrinkTo(in.reservation, unreliable, requested, promised),
+		shrinkTo(in.Reservation, counted, requested, in.reliable),
+		shrinkTo(in.Reservation, unreliable, requested, promised),
 		unneeded,
 	)
 }
@@ -153,7 +158,7 @@ func virtualNodeReady(r *broker.Reservation, cluster string) bool {
 // shrinkTo shrinks the holds if together they count for more than requested. The
 // newest hold shrinks first. Of all holds, what is not granted goes first, then what no
 // virtual node provides, then what the consumer does not retain.
-func shrinkTo(r *broker.Reservation, holds []clusterHold, requested broker.HeldCapacity, counts func(clusterHold) broker.HeldCapacity) []change {
+func shrinkTo(r *broker.Reservation, holds []Hold, requested broker.HeldCapacity, counts func(Hold) broker.HeldCapacity) []Change {
 	var have broker.HeldCapacity
 	for _, h := range holds {
 		have = capacity.Add(have, counts(h))
@@ -176,13 +181,13 @@ func shrinkTo(r *broker.Reservation, holds []clusterHold, requested broker.HeldC
 	for _, pass := range []func(i int){
 		func(i int) { take(i, ledger.Pending(holds[i].Hold)) },
 		func(i int) {
-			if anyReady && !virtualNodeReady(r, holds[i].cluster) {
+			if anyReady && !virtualNodeReady(r, holds[i].Cluster) {
 				take(i, to[i])
 			}
 		},
 		func(i int) {
 			if retained != nil {
-				take(i, firstPods(to[i], to[i].Pods()-retained[holds[i].cluster]))
+				take(i, firstPods(to[i], to[i].Pods()-retained[holds[i].Cluster]))
 			}
 		},
 		func(i int) { take(i, to[i]) },
@@ -191,10 +196,10 @@ func shrinkTo(r *broker.Reservation, holds []clusterHold, requested broker.HeldC
 			pass(i)
 		}
 	}
-	var changes []change
+	var changes []Change
 	for i, h := range holds {
 		if !capacity.Equal(to[i], h.Promised) {
-			changes = append(changes, change{h.cluster, to[i]})
+			changes = append(changes, Change{h.Cluster, to[i]})
 		}
 	}
 	return changes
@@ -224,28 +229,29 @@ func firstPods(from broker.HeldCapacity, n int32) broker.HeldCapacity {
 }
 
 // place chooses clusters until nothing is missing or no cluster takes any more.
-func (p *plan) place(in snapshot) {
-	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
-		return
+func (p Plan) place(in Input) Plan {
+	if p.BlockedBy = in.holderOfEarlier(); p.BlockedBy != "" {
+		return p
 	}
-	request, snapshot := p.request(in)
+	request, snapshot := p.Request(in, p.Missing)
 	// A cluster may take another part: what it has not released yet covers the first one, and
 	// its nodes have room for more. A ledger takes each attempt once, here one for each part.
-	attempt := p.attempt.Number
+	attempt := p.Attempt.Number
 	parts, missing, decision := decide.Split(request, snapshot, func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
 		status := broker.ClusterAdvertisementStatus{Holds: slices.Clone(holds)}
-		_, err := ledger.Place(spec, &status, growth(in.reservation, attempt, amount))
+		_, err := ledger.Place(spec, &status, Growth(in.Reservation, attempt, amount))
 		attempt++
 		return status.Holds, rejectionOf(err)
 	})
-	p.missing, p.decision = missing, &decision
+	p.Missing, p.Decision = missing, &decision
 	for _, part := range parts {
-		if at := slices.IndexFunc(p.grow, func(c change) bool { return c.cluster == part.Cluster }); at >= 0 {
-			p.grow[at].capacity = capacity.Add(p.grow[at].capacity, part.Capacity)
+		if at := slices.IndexFunc(p.Grow, func(c Change) bool { return c.Cluster == part.Cluster }); at >= 0 {
+			p.Grow[at].Capacity = capacity.Add(p.Grow[at].Capacity, part.Capacity)
 			continue
 		}
-		p.grow = append(p.grow, change{part.Cluster, part.Capacity})
+		p.Grow = append(p.Grow, Change{part.Cluster, part.Capacity})
 	}
+	return p
 }
 
 // rejectionOf is why a cluster is not chosen if its ledger refuses a growth, nil for no
@@ -256,34 +262,33 @@ func rejectionOf(err error) *capacity.Rejection {
 	case err == nil:
 		return nil
 	case errors.As(err, &full):
-		return &capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
+		return &capacity.Rejection{Reason: ledger.ReasonFull, Message: err.Error()}
 	default:
 		return &capacity.Rejection{Reason: capacity.ReasonInsufficientCapacity, Message: err.Error() + "."}
 	}
 }
 
-// request is what decides on what is missing.
-func (p *plan) request(in snapshot) (decide.Request, decide.Snapshot) {
+// Request is what decides on a capacity, for which the input has a choice.
+func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	request, snapshot := in.placement()
 	request.Rejected = in.rejected(p)
-	for _, h := range in.holds() {
-		if in.overdue(h) {
+	for _, h := range in.Holds() {
+		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
 		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
 			request.Committed.Add(request.Committed, price)
 		}
 	}
-	request.Want = p.missing
+	request.Want = want
 	return request, snapshot
 }
 
 // rejected are the clusters that must not be chosen because of their answers so far, because
 // their ledger is full, because they have just lost their attempt, or because they count as
 // unreachable.
-func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
-	rejected, _ := in.rejections(p.missing)
-	rejected = maps.Clone(rejected)
+func (in Input) rejected(p Plan) map[string]capacity.Rejection {
+	rejected := maps.Clone(in.Choice.Refused)
 	if rejected == nil {
 		rejected = map[string]capacity.Rejection{}
 	}
@@ -292,25 +297,25 @@ func (in snapshot) rejected(p *plan) map[string]capacity.Rejection {
 			rejected[cluster] = rejection
 		}
 	}
-	for cluster, rejection := range in.full(p.missing) {
+	for cluster, rejection := range in.Choice.Full {
 		reject(cluster, rejection)
 	}
-	for _, c := range p.shrink {
-		reject(c.cluster, capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."})
+	for _, c := range p.Shrink {
+		reject(c.Cluster, capacity.Rejection{Reason: decide.ReasonNotAnswering, Message: "The provider has not answered in time."})
 	}
 	for _, cluster := range in.reportedUnreachable() {
 		reject(cluster, capacity.Rejection{Reason: decide.ReasonUnreachable, Message: fmt.Sprintf(
-			"Cluster %s has reported that it cannot connect to its API server, and changes its reports too often: the last one counts after a while.", in.reservation.Spec.RequesterID)})
+			"Cluster %s has reported that it cannot connect to its API server, and changes its reports too often: the last one counts after a while.", in.Reservation.Spec.RequesterID)})
 	}
 	return rejected
 }
 
 // holderOfEarlier returns a cluster with a hold of an earlier Reservation of the same name.
-func (in snapshot) holderOfEarlier() string {
-	for _, cluster := range in.holders {
-		ad := in.advertisement(cluster)
+func (in Input) holderOfEarlier() string {
+	for _, cluster := range in.Holders {
+		ad := in.Advertisement(cluster)
 		if ad != nil && slices.ContainsFunc(ad.Status.Holds, func(h broker.Hold) bool {
-			return h.ReservationName == in.reservation.Name && h.ReservationUID != in.reservation.UID
+			return h.ReservationName == in.Reservation.Name && h.ReservationUID != in.Reservation.UID
 		}) {
 			return cluster
 		}
@@ -319,8 +324,8 @@ func (in snapshot) holderOfEarlier() string {
 }
 
 // placement is the input for decide, but for what is missing and what is committed.
-func (in snapshot) placement() (decide.Request, decide.Snapshot) {
-	spec := &in.reservation.Spec
+func (in Input) placement() (decide.Request, decide.Snapshot) {
+	spec := &in.Reservation.Spec
 	request := decide.Request{
 		Requester: spec.RequesterID,
 		Pin:       spec.TargetClusterID,
@@ -328,20 +333,21 @@ func (in snapshot) placement() (decide.Request, decide.Snapshot) {
 		Budget:    spec.Budget,
 		Committed: new(big.Rat),
 		Providers: in.providers(),
-		Weights:   in.config.weights,
+		Weights:   in.Settings.Weights,
 	}
-	return request, in.clusters.KeepFree(in.first, in.refuseFirst)
+	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
 }
 
 // providers are the clusters that hold capacity for the Reservation.
-func (in snapshot) providers() (clusters []string) {
-	for _, h := range in.holds() {
-		clusters = append(clusters, h.cluster)
+func (in Input) providers() (clusters []string) {
+	for _, h := range in.Holds() {
+		clusters = append(clusters, h.Cluster)
 	}
 	return clusters
 }
 
-func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {
+// Growth is what a cluster is asked for.
+func Growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) ledger.Growth {
 	return ledger.Growth{
 		ReservationUID:  r.UID,
 		ReservationName: r.Name,
@@ -351,14 +357,10 @@ func growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) 
 	}
 }
 
-// amount formats a capacity as "3 pods", or as the resources of a divisible total.
-func amount(c broker.HeldCapacity) string {
-	switch n := c.Pods(); {
-	case len(c.PodSets) == 0:
-		return c.Totals.String()
-	case n == 1:
-		return "1 pod"
-	default:
-		return fmt.Sprintf("%d pods", n)
-	}
+// RecordsFirst reports whether the attempt of a plan is recorded by recordFirst: the first
+// one of a Reservation that the broker has created for a cluster.
+func RecordsFirst(in Input, p Plan) bool {
+	r := in.Reservation
+	return r.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway && r.Annotations[broker.AnnotationFirstAttempt] == "" &&
+		p.Attempt.Number == 1 && len(in.Holds()) == 0 && len(p.Grow) > 0
 }

@@ -1,4 +1,4 @@
-package reservation
+package commit
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/utils/clock"
@@ -18,12 +17,13 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
 )
 
-// store is what this broker knows of the ClusterAdvertisements and Reservations: from
+// Store is what this broker knows of the ClusterAdvertisements and Reservations: from
 // the watch, and from its own writes before the watch repeats them. Its indexes find
 // what a change concerns without a list. The objects in it are shared and read-only.
-type store struct {
+type Store struct {
 	mu             sync.Mutex
 	advertisements map[string]*broker.ClusterAdvertisement
 	// sorted are all advertisements by name; nil if it must be made again. Readers may
@@ -58,8 +58,8 @@ type removal struct {
 // goneFor is how long a cache may still have an object that is gone.
 const goneFor = 30 * time.Second
 
-func newStore(clock clock.PassiveClock) *store {
-	return &store{
+func newStore(clock clock.PassiveClock) *Store {
+	return &Store{
 		clock:          clock,
 		gone:           map[types.UID]time.Time{},
 		advertisements: map[string]*broker.ClusterAdvertisement{},
@@ -70,18 +70,15 @@ func newStore(clock clock.PassiveClock) *store {
 	}
 }
 
-// reasonLedgerFull is the reason of the rejection of a cluster whose ledger has no room.
-const reasonLedgerFull = "LedgerFull"
-
 // older reports whether an object is an older version than another one, or the same.
 func older(object, than client.Object) bool {
 	order, err := resourceversion.CompareResourceVersion(object.GetResourceVersion(), than.GetResourceVersion())
 	return err == nil && order <= 0
 }
 
-// putAdvertisement adds a version of an advertisement, unless it knows a newer one. The
+// PutAdvertisement adds a version of an advertisement, unless it knows a newer one. The
 // caller does not change it any more.
-func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
+func (s *Store) PutAdvertisement(ad *broker.ClusterAdvertisement) {
 	// An agent in the hub keeps a copy of its advertisement in the same namespace, under
 	// another name: it is not a second offer.
 	if ad.Name != ad.Spec.ClusterID {
@@ -103,8 +100,8 @@ func (s *store) putAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.indexHolds(ad.Name, known, ad)
 }
 
-// removeAdvertisement forgets a deleted advertisement, and no newer one of its name.
-func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
+// RemoveAdvertisement forgets a deleted advertisement, and no newer one of its name.
+func (s *Store) RemoveAdvertisement(ad *broker.ClusterAdvertisement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.noteGone(ad.UID)
@@ -119,7 +116,7 @@ func (s *store) removeAdvertisement(ad *broker.ClusterAdvertisement) {
 }
 
 // indexHolds replaces the holds of a cluster's last version in the index.
-func (s *store) indexHolds(cluster string, before, after *broker.ClusterAdvertisement) {
+func (s *Store) indexHolds(cluster string, before, after *broker.ClusterAdvertisement) {
 	now := map[string]bool{}
 	if after != nil {
 		for i := range after.Status.Holds {
@@ -144,15 +141,15 @@ func (s *store) indexHolds(cluster string, before, after *broker.ClusterAdvertis
 	}
 }
 
-// advertisement is nil if the store knows none of that name.
-func (s *store) advertisement(name string) *broker.ClusterAdvertisement {
+// Advertisement is nil if the store knows none of that name.
+func (s *Store) Advertisement(name string) *broker.ClusterAdvertisement {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.advertisements[name]
 }
 
-// allAdvertisements are sorted by cluster ID.
-func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
+// Advertisements are sorted by cluster ID.
+func (s *Store) Advertisements() []*broker.ClusterAdvertisement {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sorted == nil {
@@ -165,8 +162,13 @@ func (s *store) allAdvertisements() []*broker.ClusterAdvertisement {
 	return s.sorted
 }
 
-// full are the clusters whose ledgers have no room for a hold of that capacity, and why. Those that hold capacity for it already are judged by the growth.
-func (s *store) full(want broker.HeldCapacity, holders []string) map[string]capacity.Rejection {
+// Clusters are the advertisements for a decision.
+func (s *Store) Clusters(activity decide.Activity) decide.Snapshot {
+	return s.clusters.Snapshot(activity)
+}
+
+// Full are the clusters whose ledgers have no room for a hold of that capacity, and why. Those that hold capacity for it already are judged by the growth.
+func (s *Store) Full(want broker.HeldCapacity, holders []string) map[string]capacity.Rejection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full := map[string]capacity.Rejection{}
@@ -175,11 +177,11 @@ func (s *store) full(want broker.HeldCapacity, holders []string) map[string]capa
 			continue
 		}
 		if err := size.Room(want); err != nil {
-			full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: err.Error()}
+			full[cluster] = capacity.Rejection{Reason: ledger.ReasonFull, Message: err.Error()}
 		}
 	}
 	for cluster := range s.unwritable {
-		full[cluster] = capacity.Rejection{Reason: reasonLedgerFull, Message: errUnwritable.Error()}
+		full[cluster] = capacity.Rejection{Reason: ledger.ReasonFull, Message: errUnwritable.Error()}
 	}
 	return full
 }
@@ -189,7 +191,7 @@ var errUnwritable = &ledger.FullError{Message: "The API server refused the clust
 
 // markUnwritable records that a ledger is too large to be written, unless the store knows
 // a newer version than the one that was to be changed.
-func (s *store) markUnwritable(ad *broker.ClusterAdvertisement) {
+func (s *Store) markUnwritable(ad *broker.ClusterAdvertisement) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if known := s.advertisements[ad.Name]; known != nil && older(known, ad) {
@@ -197,8 +199,8 @@ func (s *store) markUnwritable(ad *broker.ClusterAdvertisement) {
 	}
 }
 
-// holdersOf are the clusters with a hold of a Reservation of that name, sorted.
-func (s *store) holdersOf(reservation string) []string {
+// HoldersOf are the clusters with a hold of a Reservation of that name, sorted.
+func (s *Store) HoldersOf(reservation string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var clusters []string
@@ -209,35 +211,45 @@ func (s *store) holdersOf(reservation string) []string {
 	return clusters
 }
 
-// putReservation adds a version of a Reservation, unless it knows a newer one. The
+// PutReservation adds a version of a Reservation, unless it knows a newer one. The
 // caller does not change it any more.
-func (s *store) putReservation(r *broker.Reservation) {
+func (s *Store) PutReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newest = lease.Later(s.newest, queueTimeOf(r, r.Status.QueueTime))
+	s.newest = lease.Later(s.newest, queue.Since(r, r.Status.QueueTime))
 	if known := s.reservations[r.Name]; known != nil && older(r, known) || s.isGone(r.UID) {
 		return
 	}
 	s.reservations[r.Name] = r
 }
 
-// afterAll is a time just after those by which all known Reservations are ordered in the
+// NoteReservation takes note of an event of a watch: the versions before and after it, nil for
+// none.
+func (s *Store) NoteReservation(before, after *broker.Reservation) {
+	if after != nil {
+		s.PutReservation(after)
+	} else {
+		s.RemoveReservation(before)
+	}
+}
+
+// AfterAll is a time just after those by which all known Reservations are ordered in the
 // queue.
-func (s *store) afterAll() time.Time {
+func (s *Store) AfterAll() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.newest.Add(time.Microsecond)
 }
 
-// removedLately reports whether a Reservation is gone, although a cache has it.
-func (s *store) removedLately(r *broker.Reservation) bool {
+// RemovedLately reports whether a Reservation is gone, although a cache has it.
+func (s *Store) RemovedLately(r *broker.Reservation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.isGone(r.UID)
 }
 
-// removeReservation forgets a Reservation that is gone, and no newer one of its name.
-func (s *store) removeReservation(r *broker.Reservation) {
+// RemoveReservation forgets a Reservation that is gone, and no newer one of its name.
+func (s *Store) RemoveReservation(r *broker.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.noteGone(r.UID)
@@ -247,7 +259,7 @@ func (s *store) removeReservation(r *broker.Reservation) {
 }
 
 // noteGone records that an object was removed. The caller holds the lock.
-func (s *store) noteGone(uid types.UID) {
+func (s *Store) noteGone(uid types.UID) {
 	now := s.clock.Now()
 	for len(s.removals) > 0 && now.Sub(s.removals[0].at) > goneFor {
 		delete(s.gone, s.removals[0].uid)
@@ -260,32 +272,27 @@ func (s *store) noteGone(uid types.UID) {
 }
 
 // isGone reports whether an object was removed lately. The caller holds the lock.
-func (s *store) isGone(uid types.UID) bool {
+func (s *Store) isGone(uid types.UID) bool {
 	at, gone := s.gone[uid]
 	return gone && s.clock.Since(at) <= goneFor
 }
 
-// allReservations are in no order.
-func (s *store) allReservations() []*broker.Reservation {
+// Reservations are in no order.
+func (s *Store) Reservations() []*broker.Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.reservations))
 }
 
-// reservation is nil if the store knows none of that name.
-func (s *store) reservation(name string) *broker.Reservation {
+// Reservation is nil if the store knows none of that name.
+func (s *Store) Reservation(name string) *broker.Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reservations[name]
 }
 
-// exists reports whether the store knows the Reservation with that name and UID.
-func (s *store) exists(name string, uid types.UID) bool {
-	r := s.reservation(name)
+// Exists reports whether the store knows the Reservation with that name and UID.
+func (s *Store) Exists(name string, uid types.UID) bool {
+	r := s.Reservation(name)
 	return r != nil && r.UID == uid
-}
-
-// unplaced reports whether a Reservation waits for capacity.
-func unplaced(r *broker.Reservation) bool {
-	return r.Status.Phase == "" || meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued)
 }

@@ -14,9 +14,13 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
-	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/commit"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // ApplyProviderAck applies a provider's answer to its hold for the Reservation of the
@@ -24,7 +28,7 @@ import (
 // returns NotFound (apierrors.IsNotFound) if the provider has no hold of that name. It
 // is idempotent.
 func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
-	config, err := r.config(ctx)
+	config, err := r.hub.Settings(ctx)
 	if err != nil {
 		return err
 	}
@@ -33,14 +37,14 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 	// The provider's words, as such.
 	said := "no reason given"
 	if ack.Message != "" {
-		said = events.Quote(ack.Message)
+		said = text.Quote(ack.Message)
 	}
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
-	_, err = r.committer.commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (edited, error) {
+	_, err = r.committer.Commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (commit.Edited, error) {
 		changed = false
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
-			return edited{}, err
+			return commit.Edited{}, err
 		}
 		asked = ledger.Pending(*hold.DeepCopy())
 		released = asked.Empty()
@@ -61,24 +65,24 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		if changed && !ack.Accepted {
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
-			news = r.answers.Refused(cluster, requester, asked, said, config.retryAfter, r.clock.Now()) || news
+			news = r.answers.Refused(cluster, requester, asked, said, config.RetryAfter, r.clock.Now()) || news
 		}
-		return edited{status: changed}, nil
+		return commit.Edited{Status: changed}, nil
 	})
 	if err != nil {
 		return err
 	}
 	// An ack of anything but the attempt asked answers nothing.
 	if changed && r.rememberAnswer(cluster, ack.ReservationUID, askedAt, released) {
-		r.retryQueued()
+		r.clusters.Retry.Send()
 	}
 	switch {
 	case news:
-		if reservation := r.store.reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
+		if reservation := r.store.Reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
 			r.recordRefused(reservation, cluster, said, asked)
 		}
 	case ack.Accepted && r.answers.Accepted(cluster, asked):
-		r.retryQueued()
+		r.clusters.Retry.Send()
 	}
 	return nil
 }
@@ -117,7 +121,7 @@ func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.Provide
 // NotFound (apierrors.IsNotFound) if there is none of that name, or if it belongs to
 // another cluster. It is idempotent.
 func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error {
-	config, err := r.config(ctx)
+	config, err := r.hub.Settings(ctx)
 	if err != nil {
 		return err
 	}
@@ -145,44 +149,125 @@ func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name stri
 		}
 		// What follows from it is written at once. If there is more to do, or more is waited
 		// for, only what the providers have withdrawn is.
-		in := r.snapshotOf(reservation, config)
+		in := r.input(reservation, config)
 		// The status may be the first to announce the length of the lease.
-		r.book.Observe(name, reservation.UID, in.seen(), in.now)
-		if !unplaced(reservation) {
-			if p := newPlan(in); !p.writes() {
-				reservation.Status = nextStatus(in, p, false)
+		r.book.Observe(name, reservation.UID, in.Seen(), in.Now)
+		if !in.Unplaced() {
+			if p := plan.New(in); !p.Writes() {
+				reservation.Status = plan.Status(in, p, false)
 				return true, nil
 			}
 		}
-		return true, r.followWithdrawals(ctx, &in)
+		if err := r.readOverstated(ctx, &in); err != nil {
+			return false, err
+		}
+		reservation.Status = in.Lowered()
+		return true, nil
 	})
 	if err != nil {
 		return fmt.Errorf("recording the report of %s: %w", requester, err)
 	}
 	if unusable {
-		r.reports.concern(name)
-		r.retryQueued()
+		r.clusters.Reports.Concern(name)
+		r.clusters.Retry.Send()
 	}
 	return nil
 }
 
 // noteUsable remembers whether a consumer can use an allocation. It reports whether it is news
 // that it cannot.
-func (r *Reconciler) noteUsable(reservation *broker.Reservation, allocation *broker.Allocation, ack protocol.RequesterAck, config config) (news bool) {
+func (r *Reconciler) noteUsable(reservation *broker.Reservation, allocation *broker.Allocation, ack protocol.RequesterAck, config settings.Settings) (news bool) {
 	why, unusable := ack.Unusable[allocation.Cluster]
 	switch {
 	case allocation.VirtualNodeReady:
 		r.answers.Usable(allocation.Cluster, reservation.UID)
 	case allocation.Accepted && unusable:
-		return r.answers.Unusable(allocation.Cluster, reservation.UID, ack.Attempt, events.Quote(why), config.retryAfter, r.clock.Now())
+		return r.answers.Unusable(allocation.Cluster, reservation.UID, ack.Attempt, text.Quote(why), config.RetryAfter, r.clock.Now())
 	}
 	return false
 }
 
-func (r *Reconciler) key(name string) client.ObjectKey {
-	return client.ObjectKey{Namespace: r.namespace, Name: name}
-}
-
 func notFound(name string) error {
 	return apierrors.NewNotFound(schema.GroupResource{Group: broker.Group, Resource: "reservations"}, name)
+}
+
+// Renew renews the lease of a consumer's Reservation: it starts again now. It writes
+// nothing, and changes nothing if the Reservation has another UID. It returns NotFound
+// (apierrors.IsNotFound) if there is none of that name, or if it belongs to another
+// cluster.
+func (r *Reconciler) Renew(ctx context.Context, requester, name string, uid types.UID) error {
+	var reservation broker.Reservation
+	if err := r.hub.Client.Get(ctx, r.hub.Key(name), &reservation); client.IgnoreNotFound(err) != nil {
+		return err
+	} else if err != nil || reservation.Spec.RequesterID != requester {
+		return notFound(name)
+	}
+	if reservation.UID == uid && reservation.DeletionTimestamp.IsZero() && r.book.Renew(name, uid, r.clock.Now()) {
+		r.recordPriceChange(ctx, &reservation)
+	}
+	return nil
+}
+
+// recordPriceChange records an event if a provider's present price for what a renewed
+// Reservation holds is higher than the locked one: the price stays, but another
+// Reservation would cost more. Each price is reported once.
+func (r *Reconciler) recordPriceChange(ctx context.Context, reservation *broker.Reservation) {
+	for _, allocation := range reservation.Status.Allocations {
+		var ad broker.ClusterAdvertisement
+		if err := r.hub.Client.Get(ctx, r.hub.Key(allocation.Cluster), &ad); err != nil {
+			continue // the provider is gone, and its price with it
+		}
+		for _, hold := range ad.Status.Holds {
+			if hold.ReservationUID != reservation.UID {
+				continue
+			}
+			locked, currency, known := decide.Price(hold.Cost, hold.Promised.Totals)
+			present, presentCurrency, knownNow := decide.Price(ad.Spec.Cost, hold.Promised.Totals)
+			if !known || !knownNow || currency != presentCurrency || present.Cmp(locked) <= 0 {
+				continue
+			}
+			price := decide.PriceString(present, currency)
+			if r.reportsPrice(reservation.Name, allocation.Cluster, price) {
+				r.recordPrice(reservation, allocation.Cluster, decide.PriceString(locked, currency), price)
+			}
+		}
+	}
+}
+
+// reportsPrice notes that a price is reported. It reports false if it was before.
+func (r *Reconciler) reportsPrice(reservation, cluster, price string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.priceChanges[reservation] == nil {
+		r.priceChanges[reservation] = map[string]string{}
+	}
+	before := r.priceChanges[reservation][cluster]
+	r.priceChanges[reservation][cluster] = price
+	return before != price
+}
+
+// Explain reports, for each cluster, why it would not be chosen now: for what is missing
+// of the Reservation or, if nothing is, for all that it requests. Who waits before it in
+// the queue does not count. The requester may see it as decide.ForConsumer shows it. It
+// returns NotFound (apierrors.IsNotFound) if the requester has no Reservation of that name.
+func (r *Reconciler) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
+	reservation, err := r.known(ctx, name)
+	if client.IgnoreNotFound(err) != nil {
+		return nil, err
+	}
+	if err != nil || reservation.Spec.RequesterID != requester {
+		return nil, notFound(name)
+	}
+	config, err := r.hub.Settings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	in := r.input(reservation, config)
+	p := plan.New(in)
+	want := p.Missing
+	if want.Empty() {
+		want = in.Requested()
+	}
+	in.Choice = r.choice(in, want)
+	return decide.Explain(p.Request(in, want)), nil
 }

@@ -1,0 +1,102 @@
+package commit
+
+import (
+	"cmp"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
+)
+
+// Reasons of releases in the audit log, besides those of the conditions.
+const (
+	auditRefused = "ProviderRefused"
+	auditGivenUp = "ProviderGaveUp"
+	auditGone    = "ReservationGone"
+	auditChanged = "PlacementChanged"
+)
+
+// Audit logs what a change of a cluster's ledger has promised and released: to whom, at
+// what price, and why. The watch shows it, whatever became of the answer to the write. What
+// changed while no broker was the leader is not logged.
+func (s *Store) Audit(log logr.Logger, before, after *broker.ClusterAdvertisement) {
+	if before == nil || after == nil {
+		return
+	}
+	for _, c := range Changes(before.Status.Holds, after.Status.Holds) {
+		var was, now broker.HeldCapacity
+		if c.Was != nil {
+			was = c.Was.Promised
+		}
+		if c.Now != nil {
+			now = c.Now.Promised
+		}
+		hold := cmp.Or(c.Now, c.Was)
+		log := log.WithValues("requester", hold.Requester, "reservation", hold.ReservationName, "reservationUID", hold.ReservationUID, "attempt", hold.Attempt, "cluster", after.Name)
+		if added := capacity.Sub(now, was); !added.Empty() {
+			figure := ""
+			if price, currency, known := decide.Price(after.Spec.Cost, added.Totals); known {
+				figure = decide.PriceString(price, currency)
+			}
+			log.Info("Promised capacity", "capacity", capacity.Amount(added), "pricePerHour", figure)
+		}
+		if !capacity.Sub(was, now).Empty() {
+			left := "nothing"
+			if !now.Empty() {
+				left = capacity.Amount(now)
+			}
+			log.Info("Released capacity", "left", left, "reason", s.releaseReason(c))
+		}
+	}
+}
+
+// releaseReason is why a hold was lowered. The broker records an attempt before a hold has it,
+// except of a Reservation that is deleted; a refusal raises that of the hold alone.
+func (s *Store) releaseReason(c Change) string {
+	reservation := s.Reservation(c.Was.ReservationName)
+	switch {
+	case reservation == nil || reservation.UID != c.Was.ReservationUID:
+		return auditGone
+	case !reservation.DeletionTimestamp.IsZero():
+		return broker.ReasonReleased
+	case c.Now != nil && c.Now.WithdrawnAttempt > c.Was.WithdrawnAttempt:
+		return auditGivenUp
+	case c.Now != nil && reservation.Status.Attempt.Number >= c.Now.Attempt:
+		if ready := meta.FindStatusCondition(reservation.Status.Conditions, broker.ConditionReady); ready != nil && reservation.Status.Phase == broker.ReservationReleased {
+			return ready.Reason
+		}
+		return auditChanged
+	case ledger.Pending(*c.Was).Empty():
+		return auditGivenUp
+	}
+	return auditRefused
+}
+
+// Change is a hold before and after a change, nil for none.
+type Change struct{ Was, Now *broker.Hold }
+
+// Changes are the holds that differ.
+func Changes(before, after []broker.Hold) (changes []Change) {
+	old := make(map[types.UID]*broker.Hold, len(before))
+	for i := range before {
+		old[before[i].ReservationUID] = &before[i]
+	}
+	for i := range after {
+		was := old[after[i].ReservationUID]
+		delete(old, after[i].ReservationUID)
+		if was == nil || !ledger.SameVersion(was, &after[i]) {
+			changes = append(changes, Change{was, &after[i]})
+		}
+	}
+	for i := range before {
+		if old[before[i].ReservationUID] != nil {
+			changes = append(changes, Change{Was: &before[i]})
+		}
+	}
+	return changes
+}

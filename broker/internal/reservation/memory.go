@@ -1,0 +1,165 @@
+package reservation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/plan"
+	"github.com/spillway-dev/spillway/broker/internal/queue"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
+)
+
+// maxRetried is the maximum number of queued Reservations that one event retries: the
+// first ones, and others in turn. All are retried after a while.
+const maxRetried = 64
+
+// note remembers what a reconcile has seen: since when, which answers are overdue, and who
+// waits.
+func (r *Reconciler) note(in plan.Input) {
+	reservation := in.Reservation
+	r.book.Observe(reservation.Name, reservation.UID, in.Seen(), in.Now)
+	for _, h := range in.Holds() {
+		if in.Overdue(h) {
+			asked, _ := in.AskedAt(h)
+			// What is not confirmed yet may wait for guests.
+			r.answers.Missed(h.Cluster, reservation.UID, asked, h.Unconfirmed != nil, in.Settings.RetryAfter, in.Now)
+		}
+	}
+	r.noteQueue(in)
+	if r.store.RemovedLately(reservation) {
+		// It was deleted after it was read: no further event would forget it.
+		r.forget(reservation.Name)
+	}
+}
+
+// noteQueue keeps the Reservation's entry in the queue up to date.
+func (r *Reconciler) noteQueue(in plan.Input) {
+	entry := in.Entry()
+	if in.Queued() && !entry.Request.Want.Empty() {
+		entry.Placeable = in.KeepsFree() && decide.CouldPlace(entry.Request, in.Lacks(), in.Choice.Clusters)
+		r.queue.Set(entry)
+	} else if r.queue.Remove(entry.Name) {
+		r.clusters.Retry.Send()
+	}
+}
+
+// retriable lists queued Reservations that could use what a cluster has available; any if
+// the advertisement is nil.
+func (r *Reconciler) retriable(ad *broker.ClusterAdvertisement) []string {
+	match := func(*queue.Entry) bool { return true }
+	if ad != nil {
+		available := capacity.Floor(ad.Status.Available.List())
+		match = func(e *queue.Entry) bool {
+			return e.Profits(available) && decide.Eligible(&e.Request, &ad.Spec, true, true)
+		}
+	}
+	entries := r.queue.Next(maxRetried, match)
+	names := make([]string, len(entries))
+	for i, entry := range entries {
+		names[i] = entry.Name
+	}
+	return names
+}
+
+// rememberImpossible records whether a Reservation is to be tried again when the
+// clusters change.
+func (r *Reconciler) rememberImpossible(name string, impossible bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if impossible {
+		r.impossible[name] = true
+	} else {
+		delete(r.impossible, name)
+	}
+}
+
+// impossibleNames lists up to maxRetried of the Reservations that rememberImpossible has
+// recorded: those after the last one that an earlier call has listed, so that each gets its
+// turn. All are tried again after a while.
+func (r *Reconciler) impossibleNames() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sorted := slices.Sorted(maps.Keys(r.impossible))
+	if len(sorted) <= maxRetried {
+		return sorted
+	}
+	at, found := slices.BinarySearch(sorted, r.lastImpossible)
+	if found {
+		at++
+	}
+	names := slices.Concat(sorted[at:], sorted[:at])[:maxRetried]
+	r.lastImpossible = names[maxRetried-1]
+	return names
+}
+
+// forget drops what is remembered of a Reservation that does not exist any more.
+func (r *Reconciler) forget(name string) {
+	r.book.Forget(name)
+	r.rememberImpossible(name, false)
+	r.conflicts.Forget("reservation/" + name)
+	r.mu.Lock()
+	delete(r.priceChanges, name)
+	r.mu.Unlock()
+	if r.queue.Remove(name) {
+		r.clusters.Retry.Send()
+	}
+}
+
+// takeover is whether a new leader knows what the one before it has left.
+type takeover struct {
+	mu   sync.Mutex
+	done bool
+}
+
+// takeOver takes all advertisements and Reservations from the cache, once, and queues what
+// waits. Before that, no request is placed: it would be placed before earlier ones of which no
+// event has been handled yet. The cache of a leader is complete.
+func (r *Reconciler) takeOver(ctx context.Context) error {
+	r.takeover.mu.Lock()
+	defer r.takeover.mu.Unlock()
+	if r.takeover.done {
+		return nil
+	}
+	config, err := r.hub.Settings(ctx)
+	if err != nil {
+		return err
+	}
+	// The objects are only read, as those of events.
+	options := []client.ListOption{client.InNamespace(r.hub.Namespace), client.UnsafeDisableDeepCopy}
+	var ads broker.ClusterAdvertisementList
+	if err := r.hub.Client.List(ctx, &ads, options...); err != nil {
+		return fmt.Errorf("listing the advertisements: %w", err)
+	}
+	var reservations broker.ReservationList
+	if err := r.hub.Client.List(ctx, &reservations, options...); err != nil {
+		return fmt.Errorf("listing the Reservations: %w", err)
+	}
+	for _, ad := range ads.Items {
+		r.store.PutAdvertisement(&ad)
+		r.clusters.Follow(ad.Name)
+	}
+	for _, reservation := range reservations.Items {
+		r.store.PutReservation(&reservation)
+	}
+	r.queueAll(config)
+	r.takeover.done = true
+	return nil
+}
+
+// queueAll queues all known Reservations that wait.
+func (r *Reconciler) queueAll(config settings.Settings) {
+	for _, reservation := range r.store.Reservations() {
+		if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+			r.note(r.input(reservation.DeepCopy(), config))
+		}
+	}
+}

@@ -1,0 +1,62 @@
+// Package settings has what the BrokerConfig says, with the defaults of what it does not say.
+// It is pure.
+package settings
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+)
+
+// Settings are the BrokerConfig with defaults.
+type Settings struct {
+	Weights              broker.ScoreWeights
+	StaleAfter, FreshFor time.Duration
+	MaxDuration          time.Duration
+	DefaultLease         time.Duration
+	ProofDeadline        time.Duration
+	RetryAfter           time.Duration
+	Queueing             broker.Queueing
+	KeepFreeFor          time.Duration
+	// MaxPriority is the highest priority that counts.
+	MaxPriority int32
+}
+
+// Of fills in the defaults of a BrokerConfig: of one that does not exist, the API server has
+// filled in none.
+func Of(spec *broker.BrokerConfigSpec) Settings {
+	duration := func(d *metav1.Duration, fallback time.Duration) time.Duration {
+		return ptr.Deref(d, metav1.Duration{Duration: fallback}).Duration
+	}
+	quotas := ptr.Deref(spec.Quotas, broker.Quotas{})
+	return Settings{
+		Weights:     ptr.Deref(spec.Weights, decide.DefaultWeights),
+		StaleAfter:  duration(spec.StaleAfter, 10*time.Minute),
+		FreshFor:    duration(spec.FreshFor, 90*time.Second),
+		MaxDuration: duration(spec.MaxDuration, 0),
+
+		DefaultLease:  duration(spec.DefaultLease, time.Hour),
+		ProofDeadline: duration(spec.ProofDeadline, answers.DefaultDeadline),
+		RetryAfter:    duration(spec.RetryAfter, 30*time.Second),
+		Queueing:      spec.Queueing,
+		KeepFreeFor:   duration(spec.KeepFreeFor, 0),
+		MaxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
+	}
+}
+
+// Duration is the length of a Reservation's lease; 0 if only silence ends it.
+func (s Settings) Duration(requested *metav1.Duration) time.Duration {
+	switch {
+	case requested == nil:
+		return s.MaxDuration
+	case s.MaxDuration > 0:
+		return min(requested.Duration, s.MaxDuration)
+	default:
+		return requested.Duration
+	}
+}
