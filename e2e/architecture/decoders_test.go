@@ -79,8 +79,8 @@ var ownInput = map[string]string{
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
 	"broker/internal/identity.ensureCA":                   "the Secret of the authority, in the broker's namespace",
 	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",
-	"scheduler-plugin/overflow.undecodedSelects":          "an OverflowPolicy of the cluster's own administrator",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
+	"scheduler-plugin/request.undecodedSelects":           "an OverflowPolicy of the cluster's own administrator",
 }
 
 // TestDecodersAreFuzzed fails for a decoder that is not listed, for one that is not

@@ -30,20 +30,13 @@ func triedPod(pod *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-func (c *demandController) requested() (n int32) {
-	for _, request := range c.requests {
-		n += request.Pods()
-	}
-	return n
-}
-
 // TestPodsTriedByAnotherReplica: another replica led, and has tried the pods; this one has seen them arrive.
 func TestPodsTriedByAnotherReplica(t *testing.T) {
 	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(10)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
-	c.batcher = demand.NewBatcher(now, burstWindows)
-	handler := p.podHandler(func() bool { return false }, c.untried)
+	c.Batcher = demand.NewBatcher(now, burstWindows)
+	handler := p.podHandler(func() bool { return false }, c.Untried)
 	for _, pod := range pods {
 		handler.OnAdd(pod, false)
 		expect.NoError(t, cached.Add(triedPod(pod)))
@@ -69,8 +62,8 @@ func TestTriedMeanwhile(t *testing.T) {
 	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(2)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
-	c.batcher = demand.NewBatcher(now, burstWindows)
-	handler := p.podHandler(func() bool { return false }, c.untried)
+	c.Batcher = demand.NewBatcher(now, burstWindows)
+	handler := p.podHandler(func() bool { return false }, c.Untried)
 	for _, pod := range pods {
 		handler.OnAdd(pod, false)
 		expect.NoError(t, cached.Add(pod))
@@ -82,7 +75,7 @@ func TestTriedMeanwhile(t *testing.T) {
 		expect.NoError(t, cached.Update(triedPod(pods[1])))
 		handler.OnUpdate(pods[1], triedPod(pods[1]))
 	}
-	c.active = func() bool { // sync asks after it has taken the queue
+	c.Active = func() bool { // sync asks after it has taken the queue
 		if meanwhile != nil {
 			do := meanwhile
 			meanwhile = nil
@@ -109,8 +102,8 @@ func TestRoomDuringCycle(t *testing.T) {
 	p, cached, pod := testPlugin(OverflowArgs{}, home), newIndexer(), burst(1)[0]
 	p.handle = profile{}
 	c, now, woken := testController(t, p, cached)
-	c.batcher = demand.NewBatcher(now, burstWindows)
-	handler := p.podHandler(func() bool { return false }, c.untried)
+	c.Batcher = demand.NewBatcher(now, burstWindows)
+	handler := p.podHandler(func() bool { return false }, c.Untried)
 	p.setHome(0)
 	c.sync()
 	handler.OnAdd(pod, false)
@@ -147,8 +140,8 @@ func TestOldPodInABurst(t *testing.T) {
 	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(50)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
-	c.batcher = demand.NewBatcher(now, burstWindows)
-	handler := p.podHandler(func() bool { return false }, c.untried)
+	c.Batcher = demand.NewBatcher(now, burstWindows)
+	handler := p.podHandler(func() bool { return false }, c.Untried)
 	var totals []int32
 	next := func() {
 		c.sync()
@@ -188,8 +181,8 @@ func TestPodsThereBefore(t *testing.T) {
 		p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(10)
 		p.handle = profile{}
 		c, now, _ := testController(t, p, cached)
-		c.batcher, c.askAfter = demand.NewBatcher(now, burstWindows), askAfter
-		handler := p.podHandler(func() bool { return false }, c.untried)
+		c.Batcher, c.AskAfter = demand.NewBatcher(now, burstWindows), askAfter
+		handler := p.podHandler(func() bool { return false }, c.Untried)
 		for _, pod := range pods {
 			handler.OnAdd(pod, false)
 			expect.NoError(t, cached.Add(pod))
@@ -210,7 +203,7 @@ func TestDelayedPodsByTime(t *testing.T) {
 	p, cached := testPlugin(OverflowArgs{}), newIndexer()
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
-	c.askAfter, p.args.AskAfter.Duration = askAfter, askAfter
+	c.AskAfter, p.args.AskAfter.Duration = askAfter, askAfter
 	for _, pod := range burst(pods) {
 		expect.NoError(t, cached.Add(pod))
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
@@ -232,12 +225,12 @@ func TestArrivedPodsForgotten(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	p.handle = profile{}
 	c, _, _ := testController(t, p, newIndexer())
-	handler := p.podHandler(func() bool { return false }, c.untried)
+	handler := p.podHandler(func() bool { return false }, c.Untried)
 	pods := burst(3)
 	for _, pod := range pods {
 		handler.OnAdd(pod, false)
 	}
-	if got := c.untried.Size(); got < len(pods) {
+	if got := c.Untried.Size(); got < len(pods) {
 		t.Fatalf("%d of %d pods are kept", got, len(pods))
 	}
 	bound, ended := pods[0].DeepCopy(), pods[1].DeepCopy()
@@ -245,7 +238,7 @@ func TestArrivedPodsForgotten(t *testing.T) {
 	handler.OnUpdate(pods[0], bound)
 	handler.OnUpdate(pods[1], ended)
 	handler.OnDelete(pods[2])
-	if got := c.untried.Size(); got > 0 {
+	if got := c.Untried.Size(); got > 0 {
 		t.Errorf("of pods that are gone or have a node, %d entries are kept", got)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics/legacyregistry"
 	framework "k8s.io/kube-scheduler/framework"
@@ -108,7 +107,7 @@ func TestAttemptsOfAll(t *testing.T) {
 			paris, pod := nodeWith("paris").Node(), jobPod("crunch", "crunch-0", "1")
 			p := testPlugin(OverflowArgs{}, paris)
 			p.handle, p.binder = binds{client: client}, newBinder()
-			p.reservations = newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), p.clock)
+			p.reservations = noReservations(p.clock)
 			c, _, _ := testController(t, p, newIndexer(pod))
 			observed, attempts := observedAttempts(t)
 			for range tc.failed {
@@ -126,7 +125,7 @@ func TestAttemptsOfAll(t *testing.T) {
 			}
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = paris.Name
-			c.pods = corelisters.NewPodLister(newIndexer(bound))
+			c.Pods = corelisters.NewPodLister(newIndexer(bound))
 			p.queue.Remove(pod.UID) // as its informer does
 			c.sync()
 			nowObserved, nowAttempts := observedAttempts(t)
@@ -199,7 +198,7 @@ func TestWithdrawnGrant(t *testing.T) {
 			paris := nodeWith("paris").Node()
 			p := testPlugin(OverflowArgs{}, paris)
 			p.handle, p.binder = binds{client: client}, newBinder()
-			p.reservations = newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), p.clock)
+			p.reservations = noReservations(p.clock)
 			p.grants.Set(granted(2))
 			states := map[*corev1.Pod]framework.CycleState{}
 			for _, pod := range []*corev1.Pod{pod, other} {

@@ -4,11 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
-	"net/http/httptest"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -19,17 +15,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	framework "k8s.io/kube-scheduler/framework"
 	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -41,10 +37,16 @@ func TestOtherPods(t *testing.T) {
 	p.handle = profile{}
 	untried := waiting.NewUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
-	c := &demandController{keys: p.keys, namespaces: p.namespaces, untried: untried, placements: p.placements, pending: waiting.NewPendingPods()}
-	c.pending.Add("pending", types.NamespacedName{}, time.Time{})
+	c, now, _ := testController(t, p, newIndexer(jobPod("crunch", "pending", "1")))
+	c.Untried = untried
 	key, _ := p.keys.Get(jobPod("crunch", "x", "1"))
-	count := func() int32 { return c.totals()(key.Key, broker.PodSet{})[0].Count }
+	count := func() int32 {
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "pending", "1"), nil)
+		c.sync()
+		now.Step(time.Second)
+		request := c.requests[key.Key]
+		return request.Pods()
+	}
 	for _, tc := range []struct {
 		name   string
 		change func(*corev1.Pod)
@@ -83,166 +85,10 @@ func TestOtherPods(t *testing.T) {
 	}
 }
 
-// A pod that is being bound needs no more capacity: it is counted with those that run.
-func TestPodBeingBound(t *testing.T) {
-	p := testPlugin(OverflowArgs{}, nodeWith("").Node(), nodeWith("paris").Node())
-	pod := jobPod("crunch", "waiting", "1")
-	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	expect.NoError(t, cached.Add(pod))
-	c := &demandController{keys: p.keys, namespaces: p.namespaces, placements: p.placements, gangs: p.gangs, pods: corelisters.NewPodLister(cached), pending: waiting.NewPendingPods()}
-	c.pending.Add(pod.UID, waiting.NameOf(pod), time.Time{})
-	key, _ := p.keys.Get(pod)
-	expectValid := func(when string, want bool) {
-		t.Helper()
-		var changed []*corev1.Pod
-		if got := c.validator(&changed)(pod.UID, key.Key); got != want || len(changed) > 0 {
-			t.Errorf("%s: capacity is requested for it: %t (changed: %d), want %t", when, got, len(changed), want)
-		}
-	}
-	expectValid("pending", true)
-	p.Reserve(t.Context(), scheduler.NewCycleState(), pod, broker.VirtualNodeName("paris"))
-	expectValid("being bound", false)
-	p.Unreserve(t.Context(), nil, pod, broker.VirtualNodeName("paris"))
-	expectValid("not bound", true)
-}
-
-// TestValidatedWhenDue: capacity is requested for a pod that was noted only if it needs that
-// still, with the key that it was noted with. Otherwise the pod is looked at again.
-func TestValidatedWhenDue(t *testing.T) {
-	for name, tc := range map[string]struct {
-		reason string
-		change func(*Plugin, *corev1.Pod)
-		valid  bool
-	}{
-		"unchanged": {reason: "it needs the capacity", change: func(*Plugin, *corev1.Pod) {}, valid: true},
-		"labelled":  {reason: "nothing else depends on this label", change: func(_ *Plugin, pod *corev1.Pod) { pod.Labels = map[string]string{"tier": "batch"} }, valid: true},
-		"the pod opts out": {reason: "it is not to overflow", change: func(_ *Plugin, pod *corev1.Pod) {
-			pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
-		}},
-		"its namespace, too": {reason: "none of its pods is to overflow", change: func(p *Plugin, _ *corev1.Pod) { p.namespaces = namespacesWith(broker.OverflowDisabled) }},
-		"resized": {reason: "it needs another amount", change: func(_ *Plugin, pod *corev1.Pod) {
-			pod.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "2")
-		}},
-		"a new node selector": {reason: "it needs another node", change: func(_ *Plugin, pod *corev1.Pod) { pod.Spec.NodeSelector = map[string]string{"gpu": "a100"} }},
-		"not admissible": {reason: "it cannot overflow any more", change: func(_ *Plugin, pod *corev1.Pod) {
-			pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}}}}
-		}},
-		"another owner": {reason: "that has a Reservation of its own", change: func(_ *Plugin, pod *corev1.Pod) {
-			pod.OwnerReferences[0].Name, pod.OwnerReferences[0].UID = "other", "other"
-		}},
-		"its owner unknown": {reason: "it may have another root owner", change: func(p *Plugin, _ *corev1.Pod) { p.keys.Find = unknownOwner }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "waiting", "1")
-			cached := newIndexer(pod)
-			c, now, _ := testController(t, p, cached)
-			c.batcher = demand.NewBatcher(now, demand.Windows{Quiet: time.Second, Longest: time.Second})
-			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
-			c.sync()
-			noted, _ := p.keys.Get(pod)
-			current := pod.DeepCopy()
-			current.Generation++
-			tc.change(p, current)
-			c.namespaces = p.namespaces
-			expect.NoError(t, cached.Update(current)) // the watch has not said so yet
-			now.Step(time.Second)
-			c.sync()
-			if _, requested := c.requests[noted.Key]; requested != tc.valid {
-				t.Errorf("capacity is requested for it: %t, want %t, because %s", requested, tc.valid, tc.reason)
-			}
-			if len(c.requests) > 0 != tc.valid {
-				t.Errorf("requested is %v", c.requests)
-			}
-			if looked := len(c.queue.Take().Unschedulable) > 0; looked == tc.valid {
-				t.Errorf("it is looked at again: %t, want %t", looked, !tc.valid)
-			}
-		})
-	}
-}
-
-// namespacesWith lists namespace shop with a value of its label.
-func namespacesWith(value string) corelisters.NamespaceLister {
-	return corelisters.NewNamespaceLister(newIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: value}}}))
-}
-
 // profile is the part of the scheduler that the handlers of informers need.
 type profile struct{ framework.Handle }
 
 func (profile) ProfileName() string { return broker.SchedulerName }
-
-func TestDecided(t *testing.T) {
-	r := func(generation, observed int64, phase broker.ReservationPhase, conditions ...string) *broker.Reservation {
-		r := &broker.Reservation{}
-		r.Generation, r.Status.ObservedGeneration, r.Status.Phase = generation, observed, phase
-		for _, c := range conditions {
-			r.Status.Conditions = append(r.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
-		}
-		return r
-	}
-	for name, tc := range map[string]struct {
-		r    *broker.Reservation
-		want bool
-	}{
-		"not observed": {r(2, 1, broker.ReservationActive, broker.ConditionReady), false},
-		"reserved":     {r(2, 2, broker.ReservationReserved), false},
-		"ready":        {r(2, 2, broker.ReservationActive, broker.ConditionReady), true},
-		"queued":       {r(2, 2, broker.ReservationPending, broker.ConditionQueued), true},
-		"failed":       {r(2, 2, broker.ReservationFailed), true},
-	} {
-		if got := decided(tc.r); got != tc.want {
-			t.Errorf("%s: %t, want %t", name, got, tc.want)
-		}
-	}
-}
-
-// TestWritesWaitForNoOther: while the API server does not answer to the write of one
-// Reservation, another is written, and work is still taken from the queue.
-func TestWritesWaitForNoOther(t *testing.T) {
-	arrived, answer := make(chan string, 2), make(chan struct{})
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // what is missing does not decode below
-		arrived <- path.Base(r.URL.Path)
-		if strings.HasPrefix(path.Base(r.URL.Path), "slow-") {
-			<-answer
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body) // the client may have gone
-	}))
-	defer server.Close()
-	defer close(answer)
-	client, err := restClient(&rest.Config{Host: server.URL})
-	expect.NoError(t, err)
-	p := testPlugin(OverflowArgs{})
-	c := &demandController{
-		clock: clocktesting.NewFakeClock(p.clock.Now()), queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(p.clock, demand.Windows{}), pending: waiting.NewPendingPods(), policies: newPolicies(),
-		reservations: newReservationStore(client, newIndexer(), p.clock),
-		synced:       func() bool { return true }, active: func() bool { return false },
-		writeQueue: workqueue.NewTyped[slot](), requests: map[demand.Key]demand.Request{}, requestedAt: map[demand.Key]time.Time{},
-		refusals: newRefusals(clocktesting.NewFakeClock(p.clock.Now())),
-	}
-	defer c.writeQueue.ShutDown()
-	for range writers {
-		go c.write(t.Context())
-	}
-	for _, job := range []string{"slow", "other"} {
-		key, _ := p.keys.Get(jobPod(job, job, "1"))
-		set := key.Set
-		set.Count = 1
-		c.mu.Lock()
-		c.requests[key.Key] = demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}}
-		c.mu.Unlock()
-		c.writeQueue.Add(c.slotOf(key.Key))
-		select {
-		case name := <-arrived:
-			if !strings.HasPrefix(name, job+"-") {
-				t.Errorf("%s was written, want that of %s", name, job)
-			}
-		case <-time.After(time.Minute):
-			t.Fatalf("the Reservation of %s was not written", job)
-		}
-	}
-}
 
 // TestWakingWaitsForNoWrite: while the write of one Reservation does not end, a pod is woken
 // for a grant of another.
@@ -256,19 +102,19 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 		close(arrived)
 		<-answer
 	})
-	c.synced = func() bool { // is the first that a write asks for
+	c.Synced = func() bool { // is the first that a write asks for
 		hang()
 		return false
 	}
 	woken := make(chan string, 10)
-	c.waker.Activate = func(pods map[string]*corev1.Pod) {
+	c.Waker.Activate = func(pods map[string]*corev1.Pod) {
 		for _, pod := range pods {
 			woken <- pod.Name
 		}
 	}
 	ctx, end := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { c.run(ctx) })
+	running.Go(func() { c.Run(ctx) })
 	defer running.Wait()
 	defer end()
 	defer close(answer)
@@ -296,27 +142,52 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 	}
 }
 
-// testController returns the controller of a plugin, which nothing but sync runs. It writes
-// nothing: requests has what is to be requested. now is the clock of both, cached has the
+// steppedController is the controller of a plugin, which nothing but sync runs. It writes nothing:
+// requests has what is to be requested.
+type steppedController struct {
+	*request.Controller
+	requests map[demand.Key]demand.Request
+}
+
+// sync returns the number of requests that have become due.
+func (c *steppedController) sync() int {
+	due := c.Sync()
+	for _, request := range due {
+		c.requests[request.Key] = request
+	}
+	return len(due)
+}
+
+// requested is for how many pods capacity is to be requested.
+func (c *steppedController) requested() (n int32) {
+	for _, request := range c.requests {
+		n += request.Pods()
+	}
+	return n
+}
+
+// noReservations are those of a cluster that has none.
+func noReservations(now clock.PassiveClock) *request.Reservations {
+	return request.NewReservations(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, request.Indexers()), now)
+}
+
+// testController returns the controller of a plugin. now is the clock of both, cached has the
 // pods, and opened those that the gate was opened for.
-func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *demandController, now *clocktesting.FakeClock, opened map[string]bool) {
+func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *steppedController, now *clocktesting.FakeClock, opened map[string]bool) {
 	t.Helper()
 	now, opened = p.clock.(*clocktesting.FakeClock), map[string]bool{}
-	c = &demandController{
-		clock: now, queue: p.queue, grants: p.grants, gate: p.gate, placements: p.placements, keys: p.keys, namespaces: p.namespaces,
-		batcher: demand.NewBatcher(now, demand.Windows{}), pending: p.pending, pods: corelisters.NewPodLister(cached), untried: waiting.NewUntriedPods(p.clock),
-		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
-		waker: &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Pools: p.pools, Nodes: p.nodes, Settled: p.settled,
+	c = &steppedController{requests: map[demand.Key]demand.Request{}, Controller: request.New(request.Config{
+		Clock: now, Queue: p.queue, Grants: p.grants, Gate: p.gate, Placements: p.placements, Keys: p.keys, Namespaces: p.namespaces,
+		Batcher: demand.NewBatcher(now, demand.Windows{}), Pending: p.pending, Pods: corelisters.NewPodLister(cached), Untried: waiting.NewUntriedPods(p.clock),
+		Reservations: noReservations(now), Policies: request.PolicyCache{Decoded: newIndexer()},
+		Waker: &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Pools: p.pools, Nodes: p.nodes, Settled: p.settled,
 			Activate: func(pods map[string]*corev1.Pod) {
 				for _, pod := range pods {
 					opened[pod.Name] = true
 				}
 			}},
-		counted: p.counted, active: func() bool { return true }, recorder: events.NewFakeRecorder(100),
-		unresolved: map[types.UID]types.NamespacedName{}, delayed: newDelayedPods(), steers: true, refusals: newRefusals(now),
-		requests: map[demand.Key]demand.Request{}, writeQueue: workqueue.NewTyped[slot](), policies: newPolicies(),
-	}
-	t.Cleanup(c.writeQueue.ShutDown)
+		Counted: p.counted, Active: func() bool { return true }, Recorder: events.NewFakeRecorder(100), Steers: true,
+	})}
 	return c, now, opened
 }
 
@@ -345,7 +216,7 @@ func TestNodeWithinAskAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, pods := testPlugin(OverflowArgs{}), newIndexer()
 			c, now, woken := testController(t, p, pods)
-			c.askAfter, p.args.AskAfter.Duration, p.handle = askAfter, askAfter, profile{}
+			c.AskAfter, p.args.AskAfter.Duration, p.handle = askAfter, askAfter, profile{}
 			for i := range 2 {
 				pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
 				expect.NoError(t, pods.Add(pod))
@@ -375,7 +246,7 @@ func TestNodeWithinAskAfter(t *testing.T) {
 				bound := jobPod("crunch", name, "1")
 				bound.Spec.NodeName = "home"
 				expect.NoError(t, pods.Update(bound))
-				p.podHandler(func() bool { return false }, c.untried).OnUpdate(nil, bound)
+				p.podHandler(func() bool { return false }, c.Untried).OnUpdate(nil, bound)
 			}
 			now.Step(time.Second)
 			if got := pendingIn(); !slices.Equal(got, tc.requested) {
@@ -401,9 +272,8 @@ func TestManyBarePods(t *testing.T) {
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 		first = cmp.Or(first, pod)
 	}
-	c.sync()
-	if n := c.writeQueue.Len(); n != 1 {
-		t.Fatalf("%d writes are queued for %d pods of one shape, want 1", n, pods)
+	if n := c.sync(); n != 1 {
+		t.Fatalf("%d requests are due for %d pods of one shape, want 1", n, pods)
 	}
 	key, _ := p.keys.Get(first)
 	request := c.requests[key.Key]
@@ -484,7 +354,7 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), newIndexer()
 			c, now, _ := testController(t, p, pods)
 			nodes := &countingNodes{NodeLister: p.nodes}
-			c.waker.Nodes, c.waker.MayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
+			c.Waker.Nodes, c.Waker.MayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
 			r, in := byHand("advance", sets(map[string]int32{"1": 1}))
 			p.pools.SetReservation(r)
 			p.pools.SetInstruction(in)
@@ -571,7 +441,8 @@ func TestUnaskedIsForgotten(t *testing.T) {
 		t.Fatalf("preemption does not wait for the decision: %s", undecided)
 	}
 	key, _ := p.keys.KeyOf(jobPod("crunch", "crunch-0", "1"))
-	c.setUnasked(key, true)
+	p.grants.SetUnasked(key, true, 0)
+	p.queue.AddKey(key)
 	if code := fail("crunch-1").Code(); code != framework.Unschedulable {
 		t.Errorf("preemption waits though it is decided: %s", code)
 	}

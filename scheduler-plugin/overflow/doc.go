@@ -3,7 +3,7 @@
 //
 // # The life of a pod
 //
-//	no node fits ─► PostFilter ─► WorkQueue ─► demandController: pods of one owner and
+//	no node fits ─► PostFilter ─► WorkQueue ─► request.Controller: pods of one owner and
 //	               closes the gate             shape become one Reservation (server-side apply)
 //	                                                │ broker, agents
 //	Activate ◄─ Waker ◄─ GrantCache ◄─ informer ◄───┘ status.allocations[].virtualNodeReady

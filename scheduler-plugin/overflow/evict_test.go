@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -94,7 +93,7 @@ func (tc *evictionCase) run(t *testing.T) {
 	now, recorder, pods := clocktesting.NewFakeClock(time.Unix(1000, 0)), events.NewFakeRecorder(10), newIndexer(pod.DeepCopy())
 	r := &returner{
 		log: klog.Background(), clock: now, client: client, recorder: recorder, planner: returnhome.New(), placements: p.placements, keys: p.keys,
-		reservations: newReservationStore(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{keyIndex: indexByKey}), now),
+		reservations: noReservations(now),
 		pods:         corelisters.NewPodLister(pods), reported: map[types.UID]bool{},
 	}
 	key, _ := p.keys.Get(pod)

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -23,18 +22,16 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
-// requestsPerSecond limits the requests for Reservations to the API server.
-const requestsPerSecond = 200
-
-// start starts the informers and the demand controller. It does not wait for them.
+// start starts the informers and the controllers. It does not wait for them.
 func (p *Plugin) start(ctx context.Context) error {
 	log := klog.FromContext(ctx).WithName("overflow").WithValues("profile", p.handle.ProfileName())
-	client, err := restClient(p.handle.KubeConfig())
+	client, err := request.NewClient(p.handle.KubeConfig())
 	if err != nil {
 		return fmt.Errorf("creating a client for %s: %w", broker.GroupVersion, err)
 	}
@@ -69,41 +66,41 @@ func (p *Plugin) start(ctx context.Context) error {
 		return err
 	}
 	core := p.handle.SharedInformerFactory().Core().V1()
-	p.reservations = newReservationStore(client, reservations.GetIndexer(), clock.RealClock{})
-	controller := &demandController{
-		log:        log,
-		clock:      clock.RealClock{},
-		queue:      p.queue,
-		batcher:    demand.NewBatcher(clock.RealClock{}, p.args.windows()),
-		grants:     p.grants,
-		gate:       p.gate,
-		placements: p.placements,
-		waker: &waiting.Waker{
+	p.reservations = request.NewReservations(client, reservations.GetIndexer(), clock.RealClock{})
+	controller := request.New(request.Config{
+		Log:        log,
+		Clock:      clock.RealClock{},
+		Queue:      p.queue,
+		Batcher:    demand.NewBatcher(clock.RealClock{}, p.args.windows()),
+		Grants:     p.grants,
+		Gate:       p.gate,
+		Placements: p.placements,
+		Waker: &waiting.Waker{
 			Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled,
 			Pools: p.pools, MayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },
 			Activate: func(pods map[string]*corev1.Pod) { p.handle.Activate(log, pods) },
 		},
-		keys:         p.keys,
-		gangs:        p.gangs,
-		untried:      untried,
-		pending:      p.pending,
-		askAfter:     p.args.AskAfter.Duration,
-		pods:         core.Pods().Lister(),
-		namespaces:   p.namespaces,
-		reservations: p.reservations,
-		policies:     policyCache{policies.GetIndexer(), objects},
-		synced:       func() bool { return p.synced() && policies.HasSynced() },
-		counted:      p.counted,
-		active:       func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
-		recorder:     p.handle.EventRecorder(),
-		steers:       p.handle.ProfileName() == broker.SchedulerName,
-	}
+		Keys:         p.keys,
+		Gangs:        p.gangs,
+		Untried:      untried,
+		Pending:      p.pending,
+		AskAfter:     p.args.AskAfter.Duration,
+		Pods:         core.Pods().Lister(),
+		Namespaces:   p.namespaces,
+		Reservations: p.reservations,
+		Policies:     request.PolicyCache{Decoded: policies.GetIndexer(), Objects: objects},
+		Synced:       func() bool { return p.synced() && policies.HasSynced() },
+		Counted:      p.counted,
+		Active:       func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
+		Recorder:     p.handle.EventRecorder(),
+		Steers:       p.handle.ProfileName() == broker.SchedulerName,
+	})
 	returner := &returner{
 		log: log, clock: clock.RealClock{}, client: p.handle.ClientSet(), recorder: p.handle.EventRecorder(),
 		planner: returnhome.New(), watched: p.watched, placements: p.placements, keys: p.keys, pools: p.pools,
-		reservations: p.reservations, policies: controller.policies,
-		nodes: p.nodes, namespaces: p.namespaces, pods: controller.pods, reported: map[types.UID]bool{},
-		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.synced() && p.counted() },
+		reservations: p.reservations, policies: controller.Policies,
+		nodes: p.nodes, namespaces: p.namespaces, pods: controller.Pods, reported: map[types.UID]bool{},
+		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.Synced() && p.counted() },
 	}
 	go objects.Run(ctx, p.handle.EventRecorder())
 	go returner.run(ctx)
@@ -111,11 +108,11 @@ func (p *Plugin) start(ctx context.Context) error {
 		p.placements.RetryUnresolved()
 		p.queue.Signal()
 	})
-	go p.gangs.Run(ctx, controller.waker.Activate, p.queue.AddRequirement)
+	go p.gangs.Run(ctx, controller.Waker.Activate, p.queue.AddRequirement)
 	go reservations.RunWithContext(ctx)
 	go policies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)
-	go controller.run(ctx)
+	go controller.Run(ctx)
 	return nil
 }
 
@@ -279,7 +276,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 				return
 			}
 			_, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-			if unschedulable(pod) && noNodes() {
+			if waiting.Unschedulable(pod) && noNodes() {
 				p.queue.AddUnschedulable(pod)
 			}
 			tracked, waits := p.queue.Has(pod.UID)
@@ -332,42 +329,11 @@ func (p *Plugin) expectLabel(pod *corev1.Pod) {
 	}
 }
 
-func unschedulable(pod *corev1.Pod) bool {
-	_, c := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
-	return c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
-}
-
-// unsteered reports whether a pod waits for the cluster's own scheduler that Spillway's would
-// schedule if it was created now, and if its namespace has opted in.
-func unsteered(pod *corev1.Pod) bool {
-	return pod.Spec.SchedulerName == corev1.DefaultSchedulerName && unschedulable(pod) && demand.Steerable(pod)
-}
-
-// restClient returns a client for Spillway's objects with the scheduler's
-// identity.
-func restClient(base *rest.Config) (rest.Interface, error) {
-	scheme := runtime.NewScheme()
-	if err := broker.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	config := rest.CopyConfig(base)
-	config.APIPath = "/apis"
-	config.GroupVersion = &broker.GroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	config.QPS, config.Burst = requestsPerSecond, 2*requestsPerSecond
-	config.RateLimiter = nil
-	return rest.RESTClientFor(config)
-}
-
 // newInformer returns an informer for one kind of Spillway's objects in a namespace, or
 // in all. It leaves out what cannot be decoded. If the kind does not exist, the informer retries with backoff.
 func newInformer(log klog.Logger, objects *undecoded.Objects, client rest.Interface, resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
 	source := cache.NewFilteredListWatchFromClient(client, resource, namespace, func(o *metav1.ListOptions) { o.LabelSelector = selector })
-	informer := objects.NewInformer(source, example, 0, cache.Indexers{
-		cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
-		keyIndex:             indexByKey,
-	})
+	informer := objects.NewInformer(source, example, 0, request.Indexers())
 	if err := informer.SetTransform(stripManagedFields); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}

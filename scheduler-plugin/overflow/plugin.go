@@ -28,6 +28,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -93,7 +94,7 @@ type Plugin struct {
 	binder  *binder
 	// pending has the events that pods have got, and reservations what they are about.
 	pending      *waiting.PendingPods
-	reservations *reservationStore
+	reservations *request.Reservations
 }
 
 var (
@@ -221,7 +222,7 @@ func (p *Plugin) PreEnqueue(_ context.Context, pod *corev1.Pod) *framework.Statu
 // to act first it must see each pod, and preemption that waits for a decision is to wait no
 // longer.
 func (p *Plugin) holds(pod *corev1.Pod) bool {
-	if !p.gate.Failing() || p.args.AskAfter.Duration > 0 || p.args.Overflow == BeforePreemption || !optedIn(p.namespaces, pod.Namespace) {
+	if !p.gate.Failing() || p.args.AskAfter.Duration > 0 || p.args.Overflow == BeforePreemption || !request.OptedIn(p.namespaces, pod.Namespace) {
 		return false
 	}
 	if _, tried := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled); tried != nil || pod.Status.NominatedNodeName != "" {
@@ -278,7 +279,7 @@ func (p *Plugin) ownGrants(pod *corev1.Pod) *usage.Grants {
 
 // mayOverflow reports whether a pod without a place may get one in another cluster.
 func (p *Plugin) mayOverflow(pod *corev1.Pod) bool {
-	if !optedIn(p.namespaces, pod.Namespace) {
+	if !request.OptedIn(p.namespaces, pod.Namespace) {
 		return false
 	}
 	ok, _ := p.gangs.Admissible(pod)
@@ -434,7 +435,7 @@ func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFr
 }
 
 // EventsToRegister returns the events that may make a pod schedulable that Filter
-// rejected. Grants are not among them: the demand controller activates their
+// rejected. Grants are not among them: package request activates their
 // pods, so that scheduling does not depend on the CRD.
 func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWithHint, error) {
 	return []framework.ClusterEventWithHint{
@@ -493,7 +494,7 @@ func (p *Plugin) PostFilter(_ context.Context, state framework.CycleState, pod *
 	if p.gangs.Hold(pod) != "" {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
-	if !optedIn(p.namespaces, pod.Namespace) {
+	if !request.OptedIn(p.namespaces, pod.Namespace) {
 		p.passGate(pod.UID)
 		p.queue.AddUnschedulable(pod) // its namespace may opt in, or have done so just now
 		return nil, framework.NewStatus(framework.Unschedulable)
@@ -569,11 +570,6 @@ func (p *Plugin) passGate(pod types.UID) {
 // clusters, but for the pods that it is coming for.
 func (p *Plugin) settled(key demand.Key) bool {
 	return p.grants.Refused(key) || p.grants.IsUnasked(key)
-}
-
-func optedIn(namespaces corelisters.NamespaceLister, name string) bool {
-	namespace, err := namespaces.Get(name)
-	return err == nil && namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
 }
 
 // victimsTerminating reports whether preemption has nominated a node for the pod
@@ -678,7 +674,7 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 	}
 	e := p.grantedTo(pod, s, provider, hold)
 	_, waited := p.gate.TriedAt(pod.UID)
-	writesTotal.WithLabelValues(writesOfPod).Inc()
+	request.Writes.WithLabelValues(request.WriteBinding).Inc()
 	if err := p.binder.bind(ctx, p.handle.ClientSet(), binding); err != nil {
 		return framework.AsStatus(fmt.Errorf("binding the pod to %s: %w", nodeName, err))
 	}
@@ -686,28 +682,28 @@ func (p *Plugin) Bind(ctx context.Context, state framework.CycleState, pod *core
 		waiting.PodAttempts.Observe(1) // those of one that waited are counted when it ends to wait
 	}
 	if e != nil {
-		send(p.handle.EventRecorder(), pod, *e)
+		e.Send(p.handle.EventRecorder(), pod)
 	}
 	return nil
 }
 
 // grantedTo returns the event of the capacity that a pod is about to use; nil if it has got
 // that while it was pending.
-func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string) *event {
+func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string) *request.Event {
 	if s.pool != nil {
-		e := pooled(s.pool)
+		e := request.Pooled(s.pool)
 		return &e
 	}
-	if s.grants == nil || p.pending.Announced(pod.UID, reasonGranted, provider) {
+	if s.grants == nil || p.pending.Announced(pod.UID, request.ReasonGranted, provider) {
 		return nil
 	}
-	all, err := p.reservations.byKey(s.grants.Key)
+	all, err := p.reservations.ByKey(s.grants.Key)
 	if err != nil {
 		return nil // the index exists
 	}
 	for _, r := range all {
 		if slots := usage.StateOf(r, "").Slots; demand.HoldLabel(r.Status.ID) == hold && slots[provider] > 0 {
-			e := granted(r, slots)
+			e := request.Granted(r, slots)
 			return &e
 		}
 	}

@@ -27,8 +27,6 @@ import (
 )
 
 // newIndexer returns an informer's cache with these objects.
-func newPolicies(all ...any) policyCache { return policyCache{decoded: newIndexer(all...)} }
-
 func newIndexer(objects ...any) cache.Indexer {
 	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	for _, obj := range objects {

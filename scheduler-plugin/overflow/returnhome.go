@@ -28,6 +28,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
@@ -60,8 +61,8 @@ type returner struct {
 	placements   *usage.Placements
 	keys         *owners.KeyCache
 	pools        *usage.PoolCache
-	reservations *reservationStore
-	policies     policyCache
+	reservations *request.Reservations
+	policies     request.PolicyCache
 	nodes        corelisters.NodeLister
 	namespaces   corelisters.NamespaceLister
 	pods         corelisters.PodLister
@@ -104,7 +105,7 @@ func (r *returner) step(ctx context.Context) time.Duration {
 		return movePeriod
 	}
 	terms := r.terms()
-	if len(terms.decoded) == 0 && !moving {
+	if len(terms.Decoded) == 0 && !moving {
 		return returnhome.Period(nil)
 	}
 	candidates, pods := r.candidates(terms)
@@ -122,16 +123,16 @@ func (r *returner) step(ctx context.Context) time.Duration {
 }
 
 // terms returns the policies if one of them lets pods move, else none.
-func (r *returner) terms() policies {
-	all := r.policies.list()
-	if !slices.ContainsFunc(all.decoded, func(p *broker.OverflowPolicy) bool { return p.Spec.ReturnHome != nil }) {
-		return policies{}
+func (r *returner) terms() request.Policies {
+	all := r.policies.List()
+	if !slices.ContainsFunc(all.Decoded, func(p *broker.OverflowPolicy) bool { return p.Spec.ReturnHome != nil }) {
+		return request.Policies{}
 	}
 	return all
 }
 
 // candidates returns the pods that may move, and the objects by UID.
-func (r *returner) candidates(policies policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
+func (r *returner) candidates(policies request.Policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
 	var all []returnhome.Candidate
 	guests := r.watched.guestsNow()
 	pods := make(map[types.UID]*corev1.Pod, len(guests))
@@ -155,12 +156,12 @@ func (r *returner) candidates(policies policies) ([]returnhome.Candidate, map[ty
 }
 
 // termsOf returns the terms of a namespace; nil if its pods do not move.
-func (r *returner) termsOf(name string, policies policies) *broker.ReturnHome {
+func (r *returner) termsOf(name string, policies request.Policies) *broker.ReturnHome {
 	namespace, err := r.namespaces.Get(name)
 	if err != nil {
 		return nil
 	}
-	policy, err := policies.of(namespace)
+	policy, err := policies.Of(namespace)
 	if err != nil || policy == nil {
 		return nil
 	}
@@ -218,7 +219,7 @@ func replacerOf(pod *corev1.Pod, key demand.Key) types.UID {
 
 // price returns what the capacity of one pod costs per hour at a provider; 0 if unknown.
 func (r *returner) price(key demand.Key, provider string) float64 {
-	all, err := r.reservations.byKey(key)
+	all, err := r.reservations.ByKey(key)
 	if err != nil {
 		return 0
 	}
@@ -240,7 +241,7 @@ func (r *returner) evict(ctx context.Context, c returnhome.Candidate, pod *corev
 	before := r.podsOf(c.Namespace, c.Owner)
 	requestCtx, cancel := context.WithTimeout(ctx, evictTimeout)
 	defer cancel()
-	writesTotal.WithLabelValues(writesOfEvictions).Inc()
+	request.Writes.WithLabelValues(request.WriteEviction).Inc()
 	// Without the client's own retries: they would outlast the time of the request, and
 	// make a refusal one without an answer.
 	err := r.client.CoreV1().RESTClient().Post().AbsPath("/api/v1").Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
@@ -388,13 +389,13 @@ var failures = map[returnhome.Outcome]string{
 
 // record records an event on a pod and the Reservation that it used.
 func (r *returner) record(pod *corev1.Pod, eventType, reason, message string) {
-	writesTotal.WithLabelValues(writesOfEvents).Inc()
+	request.Writes.WithLabelValues(request.WriteEvent).Inc()
 	r.recorder.Eventf(pod, nil, eventType, reason, returnAction, "%s", message)
 	key, ok := r.keys.Get(pod)
 	if !ok {
 		return
 	}
-	all, err := r.reservations.byKey(key.Key)
+	all, err := r.reservations.ByKey(key.Key)
 	if err != nil {
 		return
 	}
@@ -404,7 +405,7 @@ func (r *returner) record(pod *corev1.Pod, eventType, reason, message string) {
 		}
 		var object runtime.Object = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: reservation.Namespace, Name: reservation.Name, UID: reservation.UID, ResourceVersion: reservation.ResourceVersion}
-		writesTotal.WithLabelValues(writesOfEvents).Inc()
+		request.Writes.WithLabelValues(request.WriteEvent).Inc()
 		r.recorder.Eventf(object, pod, eventType, reason, returnAction, "%s", message)
 	}
 }

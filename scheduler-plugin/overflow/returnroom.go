@@ -18,6 +18,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
+	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // maxWaiting is the number of different pods that wait for this cluster beyond which it is taken
@@ -98,7 +99,7 @@ func (w *watchedPods) hasUntried(since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, pod := range w.pending {
-		if !unschedulable(pod) && pod.CreationTimestamp.After(since) {
+		if !waiting.Unschedulable(pod) && pod.CreationTimestamp.After(since) {
 			return true
 		}
 	}
@@ -113,7 +114,7 @@ func (w *watchedPods) waiting() []*corev1.Pod {
 	var all []*corev1.Pod
 	seen := map[types.UID][]*corev1.Pod{}
 	for _, pod := range w.pending {
-		if !unschedulable(pod) {
+		if !waiting.Unschedulable(pod) {
 			continue
 		}
 		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {

@@ -208,19 +208,17 @@ func TestGatedMember(t *testing.T) {
 	pod, gated := ringPod("crunch-0"), ringPod("crunch-1")
 	gated.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/wait"}}
 	pods := p.ring(t, pod, gated)
-	c, _, _ := testController(t, p, pods)
-	c.gangs = p.gangs
+	c, now, _ := testController(t, p, pods)
+	c.Gangs = p.gangs
 	key, _ := p.keys.KeyOf(pod)
-	p.grants.SetUnasked(key, true, 0)
 	check := func(what string, requested int32, permitted framework.Code) {
 		t.Helper()
-		var n int32
-		for _, set := range c.gangSets(key.OfReservation()) {
-			n += set.Count
-		}
-		if n != requested {
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+		c.sync()
+		if n := c.requested(); n != requested {
 			t.Errorf("%s: %d pods are requested, want %d", what, n, requested)
 		}
+		p.grants.SetUnasked(key, true, 0)
 		if status := p.Reserve(t.Context(), scheduler.NewCycleState(), pod, "home"); !status.IsSuccess() {
 			t.Fatal(status)
 		}
@@ -228,6 +226,7 @@ func TestGatedMember(t *testing.T) {
 			t.Errorf("%s: Permit returns %v, want %s", what, status, permitted)
 		}
 		p.placements.Forget(pod.UID)
+		now.Step(time.Minute)
 	}
 	check("one has a gate", 0, framework.UnschedulableAndUnresolvable)
 	ready := gated.DeepCopy()

@@ -6,13 +6,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
 // WorkQueue collects what the scheduling cycle and the informers report to the
-// demand controller. Adding never blocks. Safe for concurrent use.
+// Controller of package request. Adding never blocks. Safe for concurrent use.
 type WorkQueue struct {
 	// Ready has a token whenever there is work to take.
 	Ready chan struct{}
@@ -26,7 +27,7 @@ type WorkQueue struct {
 	IsVirtual func(node string) bool
 }
 
-// Work is what the demand controller has to process.
+// Work is what that Controller has to process.
 type Work struct {
 	// Unschedulable pods, to request capacity for.
 	Unschedulable map[types.UID]types.NamespacedName
@@ -245,4 +246,10 @@ func (q *WorkQueue) Signal() {
 // NameOf returns the namespace and name of a pod.
 func NameOf(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// Unschedulable reports whether a scheduler has found no node for a pod.
+func Unschedulable(pod *corev1.Pod) bool {
+	_, c := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
+	return c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 }

@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"encoding/json"
@@ -90,19 +90,19 @@ func TestWriteIsRefused(t *testing.T) {
 		"no answer for a while":                               {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), newIndexer()
-			c, now, _ := testController(t, p, pods)
+			pods := newIndexer()
+			c, now := testController(t, pods)
 			began := now.Now()
 			var mu sync.Mutex
 			var during []bool
 			pod := jobPod("crunch", "crunch-0", "1")
 			expect.NoError(t, pods.Add(pod))
-			key, _ := p.keys.KeyOf(pod)
+			key, _ := c.Keys.KeyOf(pod)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				mu.Lock()
 				defer mu.Unlock()
 				body, _ := io.ReadAll(r.Body) // what is missing does not decode
-				during = append(during, p.grants.IsUnasked(key))
+				during = append(during, c.Grants.IsUnasked(key))
 				w.Header().Set("Content-Type", "application/json")
 				if now.Now().Sub(began) < tc.accepts {
 					answer := tc.answer(len(during))
@@ -117,14 +117,13 @@ func TestWriteIsRefused(t *testing.T) {
 				_, _ = w.Write(body)
 			}))
 			defer server.Close()
-			client, err := restClient(&rest.Config{Host: server.URL})
+			client, err := NewClient(&rest.Config{Host: server.URL})
 			expect.NoError(t, err)
 			recorded := &notes{reason: "OverflowFailed"}
-			c.recorder, c.policies, c.synced = recorded, newPolicies(), func() bool { return true }
-			c.reservations = newReservationStore(client, newIndexer(), now)
-			c.requestedAt = map[demand.Key]time.Time{}
-			c.pending.Add(pod.UID, waiting.NameOf(pod), began)
-			of, _ := p.keys.Get(pod)
+			c.Recorder, c.Policies, c.Synced = recorded, newPolicies(), func() bool { return true }
+			c.Reservations = NewReservations(client, newIndexer(), now)
+			c.Pending.Add(pod.UID, waiting.NameOf(pod), began)
+			of, _ := c.Keys.Get(pod)
 			set := of.Set
 			set.Count = 1
 			request := demand.Request{Key: key, Owner: of.Owner, PodSets: []broker.PodSet{set}, Pending: []types.UID{pod.UID}}
@@ -140,7 +139,7 @@ func TestWriteIsRefused(t *testing.T) {
 					if tc.retry > 0 && again != tc.retry {
 						t.Fatalf("retried after %s, want %s", again, tc.retry)
 					}
-					if got := p.grants.IsUnasked(key); got != tc.unasked {
+					if got := c.Grants.IsUnasked(key); got != tc.unasked {
 						t.Fatalf("unasked: %t", got)
 					}
 				}
@@ -159,7 +158,7 @@ func TestWriteIsRefused(t *testing.T) {
 			if last := during[len(during)-1]; last != tc.unasked {
 				t.Errorf("unasked while it is requested again: %t, want %t", last, tc.unasked)
 			}
-			if p.grants.IsUnasked(key) {
+			if c.Grants.IsUnasked(key) {
 				t.Error("it is requested, and yet unasked")
 			}
 			if c.refusals.Get(refusalKey(key, refusedWrite)) != 0 || c.refusals.Get(refusalKey(key, failedWrite)) != 0 {
@@ -171,7 +170,7 @@ func TestWriteIsRefused(t *testing.T) {
 
 // TestRefusalsOfGonePods: what was refused for pods that are gone is not kept.
 func TestRefusalsOfGonePods(t *testing.T) {
-	c, now, _ := testController(t, testPlugin(OverflowArgs{}), newIndexer())
+	c, now := testController(t, newIndexer())
 	refuse := func(name string) string {
 		key := demand.Key{Namespace: "shop", Shape: name}
 		if after := c.refused(demand.Request{Key: key}, refusedWrite, errors.New("exceeded quota")); after != retryAfter {

@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"fmt"
@@ -10,8 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	clientevents "k8s.io/client-go/tools/events"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -19,16 +17,15 @@ import (
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
-	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // eventAction is the action of all events.
 const eventAction = "Overflowing"
 
 const (
-	// reasonGranted is the reason of the event that every overflowed pod gets once: from the
+	// ReasonGranted is the reason of the event that every overflowed pod gets once: from the
 	// controller while it is pending, or with its binding.
-	reasonGranted = "OverflowGranted"
+	ReasonGranted = "OverflowGranted"
 	// reasonRequested is the reason of the event that one of the pods of each request gets at
 	// once, and the others if they still wait at a look after requestedAfter.
 	reasonRequested = "OverflowRequested"
@@ -38,8 +35,8 @@ const (
 // most of a crowd have the grant by then, and one write less.
 const requestedAfter = 10 * time.Second
 
-// event is an event on a pending pod.
-type event struct {
+// Event is an event on a pending pod.
+type Event struct {
 	eventType, reason string
 	// key distinguishes events of one reason: a pod gets one with the key of its last one after
 	// repeatAfter. Figures that change often are left out of it.
@@ -50,41 +47,41 @@ type event struct {
 }
 
 // notPossible: the pod cannot overflow.
-func notPossible(reason string) event {
-	return event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil}
+func notPossible(reason string) Event {
+	return Event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil}
 }
 
 // notSteered: another scheduler schedules the pod.
-func notSteered() event {
-	return event{corev1.EventTypeWarning, "OverflowNotPossible", "scheduler", "The pod cannot overflow: its scheduler is " + corev1.DefaultSchedulerName +
+func notSteered() Event {
+	return Event{corev1.EventTypeWarning, "OverflowNotPossible", "scheduler", "The pod cannot overflow: its scheduler is " + corev1.DefaultSchedulerName +
 		", because it was created before its namespace opted in, or while no " + broker.SchedulerName + " was available. Delete it, so that its controller creates another one.", nil}
 }
 
 // delayed: an autoscaler may add a node first.
-func delayed(askAfter time.Duration) event {
-	return event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
+func delayed(askAfter time.Duration) Event {
+	return Event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
 }
 
 // incomplete: a gang requires more pods than can be scheduled.
-func incomplete(members []*corev1.Pod, required int32) event {
+func incomplete(members []*corev1.Pod, required int32) Event {
 	var gang demand.Gang
 	for _, pod := range members {
 		gang, _ = demand.GangOf(pod)
 	}
-	return event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist and have no scheduling gates. Capacity is requested in other clusters once there are enough.",
+	return Event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist and have no scheduling gates. Capacity is requested in other clusters once there are enough.",
 		gang, required, len(members)), nil}
 }
 
 // outdated: a gang's Reservation was made for pods of other shapes.
-func outdated(r *broker.Reservation, request demand.Request) event {
-	return event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
+func outdated(r *broker.Reservation, request demand.Request) Event {
+	return Event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
 		"The agent deletes it when none of them has been left for some time (30 s by default). Then capacity is requested for the pods as they are now.",
 		r.Name, usage.RequestedPods(r), request.Owner.Kind, request.Owner.Name), r}
 }
 
 // tooManyShapes: a gang, whose pods have n shapes, does not fit into one Reservation, which
 // may request others for pods that have been replaced: current is that Reservation, or nil.
-func tooManyShapes(request demand.Request, n int, current *broker.Reservation) event {
+func tooManyShapes(request demand.Request, n int, current *broker.Reservation) Event {
 	message := fmt.Sprintf("Failed to request capacity for %s %s: its pods have %d shapes (requests, node selectors, node affinities and tolerations), ", request.Owner.Kind, request.Owner.Name, n)
 	former := len(request.PodSets) - n
 	if n > maxShapes || former == 0 {
@@ -97,29 +94,29 @@ func tooManyShapes(request demand.Request, n int, current *broker.Reservation) e
 }
 
 // requested: the Reservation was created, or its count raised.
-func requested(owner metav1.OwnerReference, r *broker.Reservation) event {
-	return event{corev1.EventTypeNormal, reasonRequested, r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
+func requested(owner metav1.OwnerReference, r *broker.Reservation) Event {
+	return Event{corev1.EventTypeNormal, reasonRequested, r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
 		usage.RequestedPods(r), owner.Kind, owner.Name, r.Name), r}
 }
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
-func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) event {
+func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) Event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.Pods())
-	return event{corev1.EventTypeWarning, "OverflowCapped", fmt.Sprint(policy, " ", short, " ", allowed), message, r}
+	return Event{corev1.EventTypeWarning, "OverflowCapped", fmt.Sprint(policy, " ", short, " ", allowed), message, r}
 }
 
 // queued: no cluster has enough capacity.
-func queued(r *broker.Reservation, message string) event {
+func queued(r *broker.Reservation, message string) Event {
 	key, rejections := rejections(r)
 	if rejections != "" {
 		message = rejections
 	}
-	return event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
+	return Event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
 }
 
-// granted: capacity can be used.
-func granted(r *broker.Reservation, slots map[string]int32) event {
+// Granted: capacity can be used.
+func Granted(r *broker.Reservation, slots map[string]int32) Event {
 	prices := map[string]string{}
 	for _, allocation := range r.Status.Allocations {
 		if allocation.PricePerHour != "" {
@@ -131,22 +128,22 @@ func granted(r *broker.Reservation, slots map[string]int32) event {
 		clusters = append(clusters, cluster)
 		pods = append(pods, fmt.Sprintf("%d in %s%s", slots[cluster], cluster, prices[cluster]))
 	}
-	return event{corev1.EventTypeNormal, reasonGranted, strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
+	return Event{corev1.EventTypeNormal, ReasonGranted, strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
 		strings.Join(pods, ", "), r.Name), r}
 }
 
-// pooled: the pod uses capacity that was reserved in advance.
-func pooled(p *usage.Pool) event {
+// Pooled: the pod uses capacity that was reserved in advance.
+func Pooled(p *usage.Pool) Event {
 	price := ""
 	if p.Price != "" {
 		price = " at " + p.Price + " per hour"
 	}
-	return event{corev1.EventTypeNormal, reasonGranted, p.Provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.Provider, price, p.Reservation), nil}
+	return Event{corev1.EventTypeNormal, ReasonGranted, p.Provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.Provider, price, p.Reservation), nil}
 }
 
 // failed: the capacity cannot be requested, or never be granted.
-func failed(key, message string, r *broker.Reservation) event {
-	return event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}
+func failed(key, message string, r *broker.Reservation) Event {
+	return Event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}
 }
 
 // maxAnswer is how much of the API server's answer is repeated in an event, in bytes.
@@ -162,22 +159,22 @@ const (
 
 // notWritten: the API server has not accepted the Reservation several times. Its answers of one
 // kind are one event: they may have other figures each time.
-func notWritten(kind string, err error) event {
+func notWritten(kind string, err error) Event {
 	return failed(kind, fmt.Sprintf("Failed to request capacity: %s. It is requested again every %.0f s.",
 		strings.TrimSuffix(events.TruncateTo(err.Error(), maxAnswer), "."), blockedRetryAfter.Seconds()), nil)
 }
 
 // deleting: a Reservation is being deleted while pods use it.
-func deleting(r *broker.Reservation, users int32) event {
+func deleting(r *broker.Reservation, users int32) Event {
 	return failed("deleting "+r.Name, fmt.Sprintf("Reservation %s is being deleted, and %d pods in other clusters still use it. Capacity is requested again when they have ended: "+
 		"delete them if that is to be soon.", r.Name, users), r)
 }
 
 // statusEvents returns the events for a Reservation's status.
-func statusEvents(r *broker.Reservation) []event {
-	var all []event
+func statusEvents(r *broker.Reservation) []Event {
+	var all []Event
 	if slots := usage.StateOf(r, "").Slots; len(slots) > 0 {
-		all = append(all, granted(r, slots))
+		all = append(all, Granted(r, slots))
 	}
 	if c := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionQueued); c != nil && c.Status == "True" {
 		all = append(all, queued(r, c.Message))
@@ -220,116 +217,15 @@ func rejections(r *broker.Reservation) (key, text string) {
 	return strings.Join(reasons, ","), strings.Join(messages, "; ") + "."
 }
 
-// recordAll records an event on the pending pods of a request.
-func (c *demandController) recordAll(request demand.Request, e event) {
-	for _, uid := range request.Pending {
-		c.record(uid, e)
-	}
-}
-
-// record records an event on a pending pod, unless it has just had one of that reason or this
-// repeats that, and reports whether it has. What is granted to a pod that has a place is
-// recorded with its binding, and what was requested for it before is of no interest.
-func (c *demandController) record(uid types.UID, e event) (recorded bool) {
-	if !c.active() {
-		return false
-	}
-	name, ok := c.pending.Name(uid)
-	if !ok {
-		return false
-	}
-	// An event that counts as recorded is: the pod may be bound at any time.
-	pod := c.getPending(uid, name)
-	var placed func(types.UID) bool
-	if e.reason == reasonGranted || e.reason == reasonRequested {
-		placed = c.placements.Has
-	}
-	if pod == nil || !c.pending.Announce(uid, e.reason, e.key, c.clock.Now(), placed) {
-		return false
-	}
-	send(c.recorder, pod, e)
-	return true
-}
-
-// recordRequested records on one pod of a request that its Reservation requests more than before.
-// The others get the event from look if they still wait.
-func (c *demandController) recordRequested(request demand.Request, r *broker.Reservation) {
-	e := requested(request.Owner, r)
-	for _, uid := range request.Pending {
-		if c.record(uid, e) {
-			return
-		}
-	}
-}
-
-// look records on the pods that have waited for requestedAfter what is requested for them, and
-// what has become of that, unless they have an event of it.
-func (c *demandController) look() {
-	if c.steers {
-		c.recordUnsteered()
-	}
-	needed := c.validator(new([]*corev1.Pod))
-	waiting, owners := map[demand.Key][]types.UID{}, map[demand.Key]metav1.OwnerReference{}
-	for uid, name := range c.pending.Waiting(c.clock.Now().Add(-requestedAfter - c.askAfter)) {
-		if pod := c.getPending(uid, name); pod != nil {
-			if of, resolved := c.keys.Get(pod); resolved && needed(uid, of.Key.OfReservation()) {
-				key := of.Key.OfReservation()
-				waiting[key], owners[key] = append(waiting[key], uid), of.Owner
-			}
-		}
-	}
-	for key, pods := range waiting {
-		if r := c.reservations.get(key.Namespace, key.Name(owners[key].Name)); r != nil && c.waitsForGrant(key, r) {
-			e := requested(owners[key], r)
-			for _, uid := range pods {
-				c.record(uid, e)
-			}
-		}
-		c.recordStatus(key, pods...)
-	}
-}
-
-// waitsForGrant reports whether the pods of a key wait until providers grant more of a Reservation,
-// and for nothing else, such as that it is accepted.
-func (c *demandController) waitsForGrant(key demand.Key, r *broker.Reservation) bool {
-	of, _ := demand.KeyOfReservation(r)
-	most, unasked := c.grants.UnaskedBut(key)
-	return of == key && r.DeletionTimestamp == nil && r.Status.Phase != broker.ReservationFailed && !(unasked && most == 0) &&
-		usage.StateOf(r, "").Most < usage.RequestedPods(r)
-}
-
-// recordUnsteered records on the pods that wait for another scheduler why they stay home, each
-// repeatAfter. Nothing may report them: their scheduler changes them no more.
-func (c *demandController) recordUnsteered() {
-	pods, err := c.pods.List(labels.Everything())
-	if err != nil {
-		c.log.Error(err, "Failed to list the pods of other schedulers")
-		return
-	}
-	recorded := map[types.UID]time.Time{}
-	for _, pod := range pods {
-		if !unsteered(pod) {
-			continue
-		}
-		if at, known := c.unsteered[pod.UID]; known && c.clock.Since(at) < waiting.RepeatAfter {
-			recorded[pod.UID] = at
-		} else if c.getPending(pod.UID, waiting.NameOf(pod)) != nil && optedIn(c.namespaces, pod.Namespace) {
-			recorded[pod.UID] = c.clock.Now()
-			send(c.recorder, pod, notSteered())
-		}
-	}
-	c.unsteered = recorded
-}
-
-// send writes an event on a pod. Events that differ in their messages only are aggregated,
+// Send writes an event on a pod. Events that differ in their messages only are aggregated,
 // and the first message stays: what they are related to differs too.
-func send(recorder clientevents.EventRecorder, pod *corev1.Pod, e event) {
+func (e Event) Send(recorder clientevents.EventRecorder, pod *corev1.Pod) {
 	related := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	if r := e.reservation; r != nil {
 		related = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: r.Namespace, Name: r.Name, UID: r.UID, ResourceVersion: r.ResourceVersion}
 	}
 	related.FieldPath = e.key
-	writesTotal.WithLabelValues(writesOfEvents).Inc()
+	Writes.WithLabelValues(WriteEvent).Inc()
 	recorder.Eventf(pod, related, e.eventType, e.reason, eventAction, "%s", events.Truncate(e.message))
 }

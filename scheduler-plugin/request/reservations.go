@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/rest"
@@ -28,13 +30,32 @@ const (
 	writeTimeout = 10 * time.Second
 	// maxCacheLag is how long an own write takes precedence over the cache.
 	maxCacheLag = 30 * time.Second
+	// requestsPerSecond limits the requests for Reservations to the API server.
+	requestsPerSecond = 200
 	// maxShapes is how many pod sets the API server accepts in a Reservation.
 	maxShapes = 8
 )
 
-// reservationStore reads Reservations from an informer's cache, overlaid with own
+// NewClient returns a client for Spillway's objects with the scheduler's
+// identity.
+func NewClient(base *rest.Config) (rest.Interface, error) {
+	scheme := runtime.NewScheme()
+	if err := broker.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config := rest.CopyConfig(base)
+	config.APIPath = "/apis"
+	config.GroupVersion = &broker.GroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	config.QPS, config.Burst = requestsPerSecond, 2*requestsPerSecond
+	config.RateLimiter = nil
+	return rest.RESTClientFor(config)
+}
+
+// Reservations reads Reservations from an informer's cache, overlaid with own
 // writes that the cache does not show yet, and writes them. Safe for concurrent use.
-type reservationStore struct {
+type Reservations struct {
 	client rest.Interface
 	cache  cache.Indexer
 	clock  clock.PassiveClock
@@ -51,18 +72,19 @@ type written struct {
 	at time.Time
 }
 
-func newReservationStore(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *reservationStore {
-	return &reservationStore{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}, names: map[demand.Key]types.NamespacedName{}}
+// NewReservations returns the Reservations of an informer that has Indexers.
+func NewReservations(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *Reservations {
+	return &Reservations{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}, names: map[demand.Key]types.NamespacedName{}}
 }
 
 // get returns a Reservation, or nil.
-func (s *reservationStore) get(namespace, name string) *broker.Reservation {
+func (s *Reservations) get(namespace, name string) *broker.Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.read(namespace, name)
 }
 
-func (s *reservationStore) read(namespace, name string) *broker.Reservation {
+func (s *Reservations) read(namespace, name string) *broker.Reservation {
 	nn := types.NamespacedName{Namespace: namespace, Name: name}
 	own, wrote := s.written[nn]
 	if wrote && s.clock.Since(own.at) > maxCacheLag {
@@ -87,7 +109,7 @@ func (s *reservationStore) read(namespace, name string) *broker.Reservation {
 }
 
 // list returns the Reservations of a namespace.
-func (s *reservationStore) list(namespace string) ([]*broker.Reservation, error) {
+func (s *Reservations) list(namespace string) ([]*broker.Reservation, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := map[string]bool{}
@@ -115,6 +137,11 @@ func (s *reservationStore) list(namespace string) ([]*broker.Reservation, error)
 // keyIndex indexes Reservations by key.
 const keyIndex = "key"
 
+// Indexers are those that the informer of Reservations needs.
+func Indexers() cache.Indexers {
+	return cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc, keyIndex: indexByKey}
+}
+
 func indexByKey(obj any) ([]string, error) {
 	if r, ok := obj.(*broker.Reservation); ok {
 		if key, ok := demand.KeyOfReservation(r); ok {
@@ -124,8 +151,8 @@ func indexByKey(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// byKey returns the Reservations that serve pods of a key from the cache.
-func (s *reservationStore) byKey(key demand.Key) ([]*broker.Reservation, error) {
+// ByKey returns the Reservations that serve pods of a key from the cache.
+func (s *Reservations) ByKey(key demand.Key) ([]*broker.Reservation, error) {
 	objs, err := s.cache.ByIndex(keyIndex, key.OfReservation().String())
 	if err != nil {
 		return nil, fmt.Errorf("listing Reservations of %s: %w", key, err)
@@ -139,7 +166,7 @@ func (s *reservationStore) byKey(key demand.Key) ([]*broker.Reservation, error) 
 
 // dropDeleted drops the own write to the Reservation of a key that the cache shows as
 // deleted.
-func (s *reservationStore) dropDeleted(key demand.Key) {
+func (s *Reservations) dropDeleted(key demand.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, wrote := s.names[key]
@@ -155,7 +182,7 @@ func (s *reservationStore) dropDeleted(key demand.Key) {
 // apply writes the Reservation of a request under a policy, which may be nil, by
 // server-side apply. owner is the object that owns it. current is the existing Reservation, or nil: a conflict is
 // returned if it has changed since.
-func (s *reservationStore) apply(ctx context.Context, request demand.Request, owner metav1.OwnerReference, policy *broker.OverflowPolicy, current *broker.Reservation) (*broker.Reservation, error) {
+func (s *Reservations) apply(ctx context.Context, request demand.Request, owner metav1.OwnerReference, policy *broker.OverflowPolicy, current *broker.Reservation) (*broker.Reservation, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	desired := desiredReservation(request, owner, policy, current)

@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"context"
@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
 
@@ -27,12 +26,11 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
-// limitedShop is namespace shop with a limit of CPU, the controller of a plugin, and the
-// Reservations of an API server, which the plugin's informer shows at once. Each pod requests 1
+// limitedShop is namespace shop with a limit of CPU, a Controller, and the
+// Reservations of an API server, which the informer shows at once. Each pod requests 1
 // CPU.
 type limitedShop struct {
-	p      *Plugin
-	c      *demandController
+	c      *Controller
 	now    *clocktesting.FakeClock
 	pods   cache.Indexer
 	stored cache.Indexer
@@ -43,23 +41,22 @@ type limitedShop struct {
 }
 
 func newLimitedShop(t *testing.T, cpu int) *limitedShop {
-	paris, oslo := nodeWith("paris").Node(), nodeWith("oslo").Node()
-	p := testPlugin(OverflowArgs{}, paris, oslo)
-	p.placements.SetNode(paris)
-	p.placements.SetNode(oslo)
-	s := &limitedShop{p: p, pods: newIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc, keyIndex: indexByKey})}
-	s.c, s.now, _ = testController(t, p, s.pods)
-	client, err := restClient(&rest.Config{Host: "http://none", Transport: s})
+	s := &limitedShop{pods: newIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, Indexers())}
+	s.c, s.now = testController(t, s.pods)
+	for _, cluster := range []string{"paris", "oslo"} {
+		s.c.Placements.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(cluster), Labels: map[string]string{broker.LabelProvider: cluster}}})
+	}
+	client, err := NewClient(&rest.Config{Host: "http://none", Transport: s})
 	expect.NoError(t, err)
 	s.limit(cpu)
-	s.c.recorder = &events.FakeRecorder{}
-	s.c.reservations, s.c.synced, s.c.requestedAt = newReservationStore(client, s.stored, s.now), func() bool { return true }, map[demand.Key]time.Time{}
+	s.c.Recorder = &events.FakeRecorder{}
+	s.c.Reservations = NewReservations(client, s.stored, s.now)
 	return s
 }
 
 func (s *limitedShop) limit(cpu int) {
 	limit := broker.FromList(expect.Resources("cpu", fmt.Sprint(cpu)))
-	s.c.policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}})
+	s.c.Policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{MaxResources: &limit}})
 }
 
 // RoundTrip implements http.RoundTripper: the API server.
@@ -104,12 +101,12 @@ func (s *limitedShop) store(r *broker.Reservation) {
 		sum += usage.RequestedPods(obj.(*broker.Reservation))
 	}
 	s.most = max(s.most, sum)
-	s.p.queue.AddReservation(s.p.grants.Set(r))
+	s.c.Queue.AddReservation(s.c.Grants.Set(r))
 }
 
 // of returns the Reservation of an owner, or nil.
 func (s *limitedShop) of(owner string) *broker.Reservation {
-	key, _ := s.p.keys.Get(jobPod(owner, "any of "+owner, "1"))
+	key, _ := s.c.Keys.Get(jobPod(owner, "any of "+owner, "1"))
 	r, _ := s.get(key.Key.Name(owner))
 	return r
 }
@@ -132,7 +129,7 @@ func (s *limitedShop) pending(owner string, n int) {
 		pod := jobPod(owner, fmt.Sprint(owner, "-", s.made), "1")
 		s.made++
 		_ = s.pods.Add(pod)
-		s.p.PostFilter(context.Background(), scheduler.NewCycleState(), pod, nil)
+		s.c.fails(pod)
 	}
 }
 
@@ -155,14 +152,14 @@ func (s *limitedShop) grant(owner string, slots map[string]int32) {
 func (s *limitedShop) run(d time.Duration) {
 	for end := s.now.Now().Add(d); s.now.Now().Before(end); s.now.Step(100 * time.Millisecond) {
 		s.c.sync()
-		for s.c.writeQueue.Len() > 0 {
-			all, _ := s.c.writeQueue.Get()
-			for request, ok := s.c.next(all); ok; request, ok = s.c.next(all) {
+		for s.c.writes.slots.Len() > 0 {
+			all, _ := s.c.writes.slots.Get()
+			for request, ok := s.c.writes.next(all); ok; request, ok = s.c.writes.next(all) {
 				if delay := s.c.reconcile(context.Background(), request); delay > 0 {
-					s.c.batcher.RequeueAfter(request.Key, delay)
+					s.c.Batcher.RequeueAfter(request.Key, delay)
 				}
 			}
-			s.c.writeQueue.Done(all)
+			s.c.writes.slots.Done(all)
 		}
 	}
 }
@@ -189,17 +186,18 @@ func (s *limitedShop) used(owner string) int {
 // fill binds the pending pods of an owner to what is granted, and has a free place.
 func (s *limitedShop) fill(owner string) {
 	for _, pod := range s.running(owner, "") {
-		g := s.p.grantsOf(pod)
+		key, _ := s.c.Keys.Get(pod)
+		g := s.c.Grants.Get(key.Key)
 		for _, provider := range []string{"paris", "oslo"} {
 			node := broker.VirtualNodeName(provider)
-			if !s.p.ownSlot(&cycleState{grants: g}, provider, node) {
+			if g.SlotsAt(provider) == 0 || s.c.Placements.FreeOf(g, provider, node) <= 0 {
 				continue
 			}
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName, bound.Labels = node, map[string]string{broker.LabelHold: g.Charges[provider][0].Label}
-			s.p.placements.SetPod(bound)
+			s.c.Placements.SetPod(bound)
 			_ = s.pods.Update(bound)
-			s.p.queue.Remove(pod.UID)
+			s.c.Queue.Remove(pod.UID)
 			break
 		}
 	}
@@ -209,7 +207,7 @@ func (s *limitedShop) fill(owner string) {
 func (s *limitedShop) end(owner, provider string) {
 	if pods := s.running(owner, provider); len(pods) > 0 {
 		_ = s.pods.Delete(pods[0])
-		s.p.queue.AddFreed(s.p.placements.RemovePod(pods[0].UID))
+		s.c.Queue.AddFreed(s.c.Placements.RemovePod(pods[0].UID))
 	}
 }
 
@@ -235,8 +233,8 @@ func TestFirstComeFirstServed(t *testing.T) {
 	s.expectRequested(t, "b has come", 8, 2)
 	s.pending("a", 4)
 	s.expectRequested(t, "a wants more", 8, 2)
-	key, _ := s.p.keys.Get(jobPod("a", "any of a", "1"))
-	if pods, unasked := s.c.grants.UnaskedBut(key.Key); pods != 8 || !unasked {
+	key, _ := s.c.Keys.Get(jobPod("a", "any of a", "1"))
+	if pods, unasked := s.c.Grants.UnaskedBut(key.Key); pods != 8 || !unasked {
 		t.Errorf("capacity counts as requested for %d pods of a, limited: %t, want 8", pods, unasked)
 	}
 	s.limit(5)
@@ -253,7 +251,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 func (s *limitedShop) remove(owner string) {
 	if pods := s.running(owner, ""); len(pods) > 0 {
 		_ = s.pods.Delete(pods[0])
-		s.p.queue.Remove(pods[0].UID)
+		s.c.Queue.Remove(pods[0].UID)
 	}
 }
 
@@ -334,8 +332,8 @@ func TestCoveredGangUnderALimit(t *testing.T) {
 			s.store(r)
 			owner := metav1.OwnerReference{Kind: "PodGroup", Name: "ring", UID: key.OwnerUID}
 			again := s.c.reconcile(t.Context(), demand.Request{Key: key, Owner: owner, PodSets: sets, MinAvailable: 3, Pending: []types.UID{"worker"}})
-			if again != 0 || s.c.grants.IsUnasked(key) || s.writes != 0 {
-				t.Errorf("repeated after %s, with %d writes, unasked %t, want none of it", again, s.writes, s.c.grants.IsUnasked(key))
+			if again != 0 || s.c.Grants.IsUnasked(key) || s.writes != 0 {
+				t.Errorf("repeated after %s, with %d writes, unasked %t, want none of it", again, s.writes, s.c.Grants.IsUnasked(key))
 			}
 		})
 	}
@@ -352,7 +350,7 @@ func TestDeletedWhileUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newLimitedShop(t, 10)
 			recorder := events.NewFakeRecorder(10)
-			s.c.recorder = recorder
+			s.c.Recorder = recorder
 			s.pending("a", 4)
 			s.run(5 * time.Second)
 			s.grant("a", map[string]int32{"paris": 4})
@@ -367,8 +365,8 @@ func TestDeletedWhileUsed(t *testing.T) {
 			}
 			s.pending("a", 1)
 			s.run(5 * time.Second)
-			key, _ := s.p.keys.Get(jobPod("a", "any of a", "1"))
-			if s.c.grants.IsUnasked(key.Key) != tc.event {
+			key, _ := s.c.Keys.Get(jobPod("a", "any of a", "1"))
+			if s.c.Grants.IsUnasked(key.Key) != tc.event {
 				t.Errorf("unasked: %t, want %t", !tc.event, tc.event)
 			}
 			said := 0

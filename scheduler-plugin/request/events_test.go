@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"context"
@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
-	scheduler "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -69,22 +68,22 @@ func TestRequestedLater(t *testing.T) {
 		"deleted for a while": {reason: "they wait", deleted: true, first: map[string]int{"crunch-0": 1}, then: all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
-			c, now, _ := testController(t, p, pods)
-			c.recorder = recorded
+			pods, recorded := newIndexer(), eventCounts{}
+			c, now := testController(t, pods)
+			c.Recorder = recorded
 			pod := jobPod("crunch", "crunch-0", "1")
 			for pod := range all {
 				pod := jobPod("crunch", pod, "1")
 				expect.NoError(t, pods.Add(pod))
-				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+				c.fails(pod)
 			}
 			c.sync()
-			key, _ := p.keys.Get(pod)
-			request := c.requests[key.Key]
+			key, _ := c.Keys.Get(pod)
+			request := c.writes.requests[key.Key]
 			setReservation := func(slots int32) *broker.Reservation {
 				r := reservationFor(pod, map[string]int32{"paris": slots})
 				r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
-				expect.NoError(t, c.reservations.cache.Update(r))
+				expect.NoError(t, c.Reservations.cache.Update(r))
 				return r
 			}
 			r := setReservation(0)
@@ -95,14 +94,14 @@ func TestRequestedLater(t *testing.T) {
 				bound := jobPod("crunch", name, "1")
 				bound.Spec.NodeName = broker.VirtualNodeName("paris")
 				expect.NoError(t, pods.Update(bound))
-				p.queue.Remove(bound.UID)
+				c.Queue.Remove(bound.UID)
 			}
 			c.sync()
 			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.first) {
 				t.Errorf("events at first: %v, want %v", got, tc.first)
 			}
 			if tc.deleted {
-				expect.NoError(t, c.reservations.cache.Delete(r))
+				expect.NoError(t, c.Reservations.cache.Delete(r))
 			}
 			for range 3 {
 				now.Step(waiting.LookPeriod)
@@ -153,11 +152,10 @@ func TestNotSteeredOnce(t *testing.T) {
 		"a pod that is deleted before that":     {{optIn, nil, 0}, {add, early(), 0}, {remove, early(), 0}, {lead, nil, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
-			p.namespaces = namespacesWith(broker.OverflowDisabled)
-			c, now, _ := testController(t, p, pods)
+			pods, recorded := newIndexer(), eventCounts{}
+			c, now := testController(t, pods)
 			leads := false
-			c.recorder, c.active = recorded, func() bool { return leads }
+			c.Namespaces, c.Recorder, c.Active = namespacesWith(broker.OverflowDisabled), recorded, func() bool { return leads }
 			for i, s := range steps {
 				switch s.do {
 				case add, update:
@@ -167,8 +165,7 @@ func TestNotSteeredOnce(t *testing.T) {
 				case anHour:
 					now.Step(waiting.RepeatAfter)
 				case optIn, optOut:
-					p.namespaces = namespacesWith(map[string]string{optIn: broker.OverflowEnabled, optOut: broker.OverflowDisabled}[s.do])
-					c.namespaces = p.namespaces
+					c.Namespaces = namespacesWith(map[string]string{optIn: broker.OverflowEnabled, optOut: broker.OverflowDisabled}[s.do])
 				case lead:
 					leads = true
 				}
@@ -193,9 +190,9 @@ func TestNotSteeredOnce(t *testing.T) {
 // TestRequestedOfGrowth: when pods arrive later, one that has no event yet has that of their
 // request at once.
 func TestRequestedOfGrowth(t *testing.T) {
-	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
-	c, now, _ := testController(t, p, pods)
-	c.recorder = recorded
+	pods, recorded := newIndexer(), eventCounts{}
+	c, now := testController(t, pods)
+	c.Recorder = recorded
 	for i, want := range []map[string]int{
 		{"crunch-0": 1},
 		{"crunch-0": 1, "crunch-1": 1},
@@ -204,11 +201,11 @@ func TestRequestedOfGrowth(t *testing.T) {
 		for j := range 2 {
 			pod := jobPod("crunch", fmt.Sprint("crunch-", 2*i+j), "1")
 			expect.NoError(t, pods.Add(pod))
-			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			c.fails(pod)
 		}
 		c.sync()
-		key, _ := p.keys.Get(jobPod("crunch", "crunch-0", "1"))
-		request := c.requests[key.Key]
+		key, _ := c.Keys.Get(jobPod("crunch", "crunch-0", "1"))
+		request := c.writes.requests[key.Key]
 		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
 		r.Spec.PodSets = request.PodSets
 		c.recordRequested(request, r)
@@ -270,7 +267,7 @@ func TestNoTextIsLost(t *testing.T) {
 			for allowed := range int32(3) {
 				e := capped("team-a", request, allowed, "cpu", r)
 				missing[e.message] = true
-				send(recorder, pod, e)
+				e.Send(recorder, pod)
 			}
 			for deadline := time.After(time.Minute); len(missing) > 0; {
 				select {
@@ -298,58 +295,28 @@ func (d *duringGet) GetByKey(key string) (obj any, exists bool, err error) {
 	return d.Indexer.GetByKey(key)
 }
 
-// TestGrantedOnceWhileBound: a pod that gets a place while the controller is about to record
-// the grant has the event once, with its binding.
-func TestGrantedOnceWhileBound(t *testing.T) {
-	pod, recorded := jobPod("crunch", "crunch-0", "1"), eventCounts{}
-	p := testPlugin(OverflowArgs{}, nodeWith("paris").Node())
-	pods := &duringGet{Indexer: newIndexer(pod)}
-	c, _, _ := testController(t, p, pods)
-	c.recorder, p.reservations = recorded, c.reservations
-	r := reservationFor(pod, map[string]int32{"paris": 1})
-	expect.NoError(t, c.reservations.cache.Add(r))
-	p.grants.Set(r)
-	c.pending.Add(pod.UID, waiting.NameOf(pod), c.clock.Now())
-	key, _ := p.keys.Get(pod)
-	pods.f = func() {
-		s := &cycleState{grants: p.grants.Get(key.Key)}
-		state := scheduler.NewCycleState()
-		state.Write(stateKey, s)
-		if status := p.Reserve(t.Context(), state, pod, broker.VirtualNodeName("paris")); !status.IsSuccess() {
-			t.Fatal(status)
-		}
-		if e := p.grantedTo(pod, s, "paris", r.Status.ID); e != nil {
-			send(recorded, pod, *e)
-		}
-	}
-	c.recordStatus(key.Key, pod.UID)
-	if got, want := recorded.of(reasonGranted), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
-		t.Errorf("events %v, want %v", got, want)
-	}
-}
-
 // TestRequestedAfterALostPlace: a pod that gets a place at any moment while the controller is
 // about to record that it waits, and then loses it, has the event when it is looked at again.
 func TestRequestedAfterALostPlace(t *testing.T) {
 	for reads := range 5 {
 		t.Run(fmt.Sprint("after ", reads, " reads of the pod"), func(t *testing.T) {
 			pod, recorded := jobPod("crunch", "crunch-0", "1"), eventCounts{}
-			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), &duringGet{Indexer: newIndexer(pod)}
-			c, now, _ := testController(t, p, pods)
-			c.recorder = recorded
-			p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+			pods := &duringGet{Indexer: newIndexer(pod)}
+			c, now := testController(t, pods)
+			c.Recorder = recorded
+			c.fails(pod)
 			c.sync()
-			key, _ := p.keys.Get(pod)
-			request := c.requests[key.Key]
+			key, _ := c.Keys.Get(pod)
+			request := c.writes.requests[key.Key]
 			r := reservationFor(pod, nil)
 			r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
-			expect.NoError(t, c.reservations.cache.Add(r))
+			expect.NoError(t, c.Reservations.cache.Add(r))
 
 			var placeAfter func(reads int) func()
 			placeAfter = func(reads int) func() {
 				return func() {
 					if reads == 0 {
-						p.placements.Assume(pod, broker.VirtualNodeName("paris"), "")
+						c.Placements.Assume(pod, broker.VirtualNodeName("paris"), "")
 					} else {
 						pods.f = placeAfter(reads - 1)
 					}
@@ -359,7 +326,7 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			now.Step(waiting.LookPeriod)
 			c.look()
 			pods.f = nil
-			p.placements.Forget(pod.UID)
+			c.Placements.Forget(pod.UID)
 			now.Step(waiting.LookPeriod)
 			c.look()
 			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
@@ -415,15 +382,14 @@ func TestWaitsForGrant(t *testing.T) {
 		"more of it is refused":    {refused: true},
 		"more of it is over a cap": {refused: true, but: 100, want: true},
 	} {
-		p := testPlugin(OverflowArgs{})
-		c, _, _ := testController(t, p, newIndexer())
+		c, _ := testController(t, newIndexer())
 		pod := jobPod("crunch", "crunch-0", "1")
 		r := reservationFor(pod, map[string]int32{"paris": tc.slots})
 		if tc.change != nil {
 			tc.change(r)
 		}
-		key, _ := p.keys.KeyOf(pod)
-		c.grants.SetUnasked(key, tc.refused, tc.but)
+		key, _ := c.Keys.KeyOf(pod)
+		c.Grants.SetUnasked(key, tc.refused, tc.but)
 		if got := c.waitsForGrant(key, r); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
 		}
@@ -433,19 +399,19 @@ func TestWaitsForGrant(t *testing.T) {
 // TestLateEvents: what changes each second is an event of a pod once a minute, and the last of it
 // is one although nothing else happens; it is repeated after an hour.
 func TestLateEvents(t *testing.T) {
-	p, pods, recorded := testPlugin(OverflowArgs{}), newIndexer(), eventCounts{}
-	c, now, _ := testController(t, p, pods)
-	c.recorder = recorded
+	pods, recorded := newIndexer(), eventCounts{}
+	c, now := testController(t, pods)
+	c.Recorder = recorded
 	pod := jobPod("crunch", "crunch-0", "1")
 	expect.NoError(t, pods.Add(pod))
-	p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
+	c.fails(pod)
 	c.sync()
-	key, _ := p.keys.Get(pod)
+	key, _ := c.Keys.Get(pod)
 	queue := func(reason string) {
 		r := reservationFor(pod, nil)
 		r.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
 		r.Status.Decision = &broker.Decision{Rejections: []broker.ClusterRejection{{Cluster: "paris", Reason: reason}}}
-		expect.NoError(t, c.reservations.cache.Update(r))
+		expect.NoError(t, c.Reservations.cache.Update(r))
 		c.recordStatus(key.Key, pod.UID)
 	}
 	expectEvents := func(when string, want int) {

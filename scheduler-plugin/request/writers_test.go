@@ -1,15 +1,19 @@
-package overflow
+package request
 
 import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -52,18 +56,16 @@ func (h *heldWrites) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 	const limited = 3 * writers
 	api := &heldWrites{arrived: make(chan string, limited+1), answer: make(chan struct{})}
-	client, err := restClient(&rest.Config{Host: "http://none", Transport: api})
+	client, err := NewClient(&rest.Config{Host: "http://none", Transport: api})
 	expect.NoError(t, err)
-	p := poolPlugin()
-	c, _, _ := testController(t, p, newIndexer())
-	c.reservations, c.synced, c.requestedAt = newReservationStore(client, newIndexer(), c.clock), func() bool { return true }, map[demand.Key]time.Time{}
-	for _, name := range []string{"shop", "bank"} {
-		namespace, err := p.namespaces.Get(name)
-		expect.NoError(t, err)
-		namespace.Labels["limited"] = fmt.Sprint(name == "shop")
+	c, _ := testController(t, newIndexer())
+	c.Reservations = NewReservations(client, newIndexer(), c.Clock)
+	named := func(name, limited string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled, "limited": limited}}}
 	}
+	c.Namespaces = corelisters.NewNamespaceLister(newIndexer(named("shop", "true"), named("bank", "false")))
 	limit := broker.FromList(expect.Resources("cpu", "100"))
-	c.policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{
+	c.Policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"limited": "true"}}, MaxResources: &limit}})
 	for range writers {
 		go c.write(t.Context())
@@ -71,13 +73,10 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 	request := func(namespace, job string) {
 		pod := jobPod(job, job, "1")
 		pod.Namespace = namespace
-		key, _ := p.keys.Get(pod)
+		key, _ := c.Keys.Get(pod)
 		set := key.Set
 		set.Count = 1
-		c.mu.Lock()
-		c.requests[key.Key] = demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}}
-		c.mu.Unlock()
-		c.writeQueue.Add(c.slotOf(key.Key))
+		c.writes.add(c.slotOf(key.Key), demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}})
 	}
 	arrives := func(what string) (path string) {
 		t.Helper()
@@ -102,5 +101,43 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 	}
 	if n := api.most.Load(); n != 1 {
 		t.Errorf("%d Reservations of namespace shop are written at the same time", n)
+	}
+}
+
+// TestWritesWaitForNoOther: while the API server does not answer to the write of one
+// Reservation, another is written, and work is still taken from the queue.
+func TestWritesWaitForNoOther(t *testing.T) {
+	arrived, answer := make(chan string, 2), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body) // what is missing does not decode below
+		arrived <- path.Base(r.URL.Path)
+		if strings.HasPrefix(path.Base(r.URL.Path), "slow-") {
+			<-answer
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body) // the client may have gone
+	}))
+	defer server.Close()
+	defer close(answer)
+	client, err := NewClient(&rest.Config{Host: server.URL})
+	expect.NoError(t, err)
+	c, _ := testController(t, newIndexer())
+	c.Reservations, c.Active = NewReservations(client, newIndexer(), c.Clock), func() bool { return false }
+	for range writers {
+		go c.write(t.Context())
+	}
+	for _, job := range []string{"slow", "other"} {
+		key, _ := c.Keys.Get(jobPod(job, job, "1"))
+		set := key.Set
+		set.Count = 1
+		c.writes.add(c.slotOf(key.Key), demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}})
+		select {
+		case name := <-arrived:
+			if !strings.HasPrefix(name, job+"-") {
+				t.Errorf("%s was written, want that of %s", name, job)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("the Reservation of %s was not written", job)
+		}
 	}
 }

@@ -1,7 +1,6 @@
-package overflow
+package request
 
 import (
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,66 +12,6 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
-
-func TestPolicyFor(t *testing.T) {
-	policy := func(name string, selector map[string]string) *broker.OverflowPolicy {
-		return &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: broker.OverflowPolicySpec{NamespaceSelector: metav1.LabelSelector{MatchLabels: selector}}}
-	}
-	all := []*broker.OverflowPolicy{policy("z-all", nil), policy("b", map[string]string{"team": "a"}), policy("a", map[string]string{"team": "b"})}
-	for team, want := range map[string]string{"a": "b", "b": "a", "c": "z-all"} {
-		got, err := (policies{decoded: all}).of(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"team": team}}})
-		if err != nil || got.Name != want {
-			t.Errorf("team %s: got %v %v, want %s", team, got, err, want)
-		}
-	}
-	if got, err := (policies{}).of(&corev1.Namespace{}); got != nil || err != nil {
-		t.Errorf("without policies: got %v %v", got, err)
-	}
-}
-
-// TestUndecodedPolicyStopsItsNamespacesOnly: where a policy applies that cannot be decoded, nothing is
-// requested; it stops no other namespace.
-func TestUndecodedPolicyStopsItsNamespacesOnly(t *testing.T) {
-	undecoded := func(spec string) []broker.Undecoded {
-		return []broker.Undecoded{{Name: "m", Message: `unknown unit "d"`, Raw: []byte(`{"spec":` + spec + `}`)}}
-	}
-	policy := func(name string) *broker.OverflowPolicy {
-		return &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "shop"}}}
-	for name, tc := range map[string]struct {
-		reason   string
-		policies policies
-		want     string
-	}{
-		"selects all":            {"a policy without a selector applies to all", policies{undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"selects it":             {"the selector can be decoded", policies{undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"shop"}}}`)}, "error"},
-		"selects others":         {"the namespace has another policy", policies{decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"bank"}}}`)}, "z"},
-		"after another":          {"the first by name applies", policies{decoded: []*broker.OverflowPolicy{policy("a")}, undecoded: undecoded(`{"duration":"1d"}`)}, "a"},
-		"before another":         {"the namespace must not be without its limits", policies{decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"its last version":       {"what it was before has been changed", policies{decoded: []*broker.OverflowPolicy{policy("m")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"unknown operator":       {"it does not say which namespaces it is for", policies{undecoded: undecoded(`{"namespaceSelector":{"matchExpressions":[{"key":"team","operator":"Unlike"}]}}`)}, ""},
-		"a label that none has":  {"no namespace can have it", policies{undecoded: undecoded(`{"namespaceSelector":{"matchLabels":{"team":"a b"}}}`)}, ""},
-		"selector of other type": {"it does not say which namespaces it is for", policies{undecoded: undecoded(`{"namespaceSelector":"shop"}`)}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := tc.policies.of(namespace)
-			have := ""
-			switch {
-			case err != nil:
-				have = "error"
-				if !strings.Contains(err.Error(), `OverflowPolicy m, which applies to namespace shop, cannot be decoded: unknown unit "d": correct it`) {
-					t.Errorf("have %v", err)
-				}
-			case got != nil:
-				have = got.Name
-			}
-			if have != tc.want {
-				t.Errorf("%s: have %q, want %q", tc.reason, have, tc.want)
-			}
-		})
-	}
-}
 
 func TestMaxPods(t *testing.T) {
 	q := func(s string) *resource.Quantity { return ptr.To(resource.MustParse(s)) }
@@ -154,7 +93,8 @@ func TestAllowed(t *testing.T) {
 				current = reservation("own", tc.has)
 				expect.NoError(t, cached.Add(current))
 			}
-			c := &demandController{reservations: newReservationStore(nil, cached, testPlugin(OverflowArgs{}).clock)}
+			c, _ := testController(t, newIndexer())
+			c.Reservations = NewReservations(nil, cached, c.Clock)
 			request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: tc.wants}
 			if units, _, err := c.allowed(policy, request, "own", current); err != nil || units != tc.allowed {
 				t.Errorf("%d are allowed (%v), want %d", units, err, tc.allowed)

@@ -1,4 +1,4 @@
-package overflow
+package request
 
 import (
 	"cmp"
@@ -16,18 +16,18 @@ import (
 // gangSets returns the pods of a gang that need capacity, by shape; none while there are
 // fewer pods than the gang requires. It is requested as a whole: its pods that have found
 // a node of this cluster do not keep it if the others find none.
-func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
-	members, required := c.gangs.MembersOf(key)
+func (c *Controller) gangSets(key demand.Key) []broker.PodSet {
+	members, required := c.Gangs.MembersOf(key)
 	if int32(len(members)) < required {
 		return nil
 	}
 	sets := map[string]broker.PodSet{}
 	for _, pod := range members {
-		if pod.Spec.NodeName != "" && !c.placements.IsVirtual(pod.Spec.NodeName) {
+		if pod.Spec.NodeName != "" && !c.Placements.IsVirtual(pod.Spec.NodeName) {
 			continue
 		}
-		ok, _ := c.gangs.Admissible(pod)
-		of, known := c.keys.Get(pod)
+		ok, _ := c.Gangs.Admissible(pod)
+		of, known := c.Keys.Get(pod)
 		if !known || !ok && pod.Spec.NodeName == "" {
 			continue
 		}
@@ -44,7 +44,7 @@ func (c *demandController) gangSets(key demand.Key) []broker.PodSet {
 // completeGang adds to the request of a gang what its Reservation, nil if there is none,
 // requests for pods of other shapes: that stays, and counts for a policy. If nothing can be
 // requested now, it records why, and returns when to requeue the request.
-func (c *demandController) completeGang(request demand.Request, current *broker.Reservation) (complete demand.Request, requeueAfter time.Duration) {
+func (c *Controller) completeGang(request demand.Request, current *broker.Reservation) (complete demand.Request, requeueAfter time.Duration) {
 	if !request.Key.IsGang() {
 		return request, 0
 	}
@@ -68,31 +68,31 @@ func (c *demandController) completeGang(request demand.Request, current *broker.
 // other requests: it lacks a shape, and requests another that no pod has any more. Then the
 // agent deletes it, and capacity is requested for the pods as they are now. While pods run
 // with its capacity, further shapes are added to it instead.
-func (c *demandController) isOutdated(r *broker.Reservation, request demand.Request) bool {
+func (c *Controller) isOutdated(r *broker.Reservation, request demand.Request) bool {
 	lacks := func(sets, others []broker.PodSet) bool {
 		return slices.ContainsFunc(others, func(set broker.PodSet) bool { return usage.PodsOf(sets, set.Name) == 0 })
 	}
 	if !lacks(r.Spec.PodSets, request.PodSets) || !lacks(request.PodSets, r.Spec.PodSets) {
 		return false
 	}
-	members, _ := c.gangs.MembersOf(request.Key)
+	members, _ := c.Gangs.MembersOf(request.Key)
 	return !slices.ContainsFunc(members, func(pod *corev1.Pod) bool {
-		return pod.Spec.NodeName != "" && c.placements.IsVirtual(pod.Spec.NodeName)
+		return pod.Spec.NodeName != "" && c.Placements.IsVirtual(pod.Spec.NodeName)
 	})
 }
 
 // minAvailable returns how many pods of a request are of use: as many as the gang requires
 // beside those that are bound in this cluster.
-func (c *demandController) minAvailable(request demand.Request) int32 {
+func (c *Controller) minAvailable(request demand.Request) int32 {
 	if !request.Key.IsGang() {
 		return 0
 	}
-	members, required := c.gangs.MembersOf(request.Key)
+	members, required := c.Gangs.MembersOf(request.Key)
 	if required == 0 {
 		return 0
 	}
 	for _, pod := range members {
-		if pod.Spec.NodeName != "" && !c.placements.IsVirtual(pod.Spec.NodeName) {
+		if pod.Spec.NodeName != "" && !c.Placements.IsVirtual(pod.Spec.NodeName) {
 			required--
 		}
 	}
