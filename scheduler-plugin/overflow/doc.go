@@ -57,7 +57,7 @@
 // for each provider: the pods that it serves are bound to it without a request.
 //
 // Where an OverflowPolicy has returnHome, pods that have overflowed are evicted once a node
-// of this cluster has room for their replacements, which prefer it (package returnhome
+// of this cluster has room for their replacements, which prefer it (package moves; returnhome
 // decides). That happens outside of scheduling cycles, in the leader.
 //
 // Scheduling depends neither on the Reservation CRD nor on API calls in the

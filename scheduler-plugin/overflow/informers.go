@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -22,8 +21,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/moves"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
-	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -95,15 +94,15 @@ func (p *Plugin) start(ctx context.Context) error {
 		Recorder:     p.handle.EventRecorder(),
 		Steers:       p.handle.ProfileName() == broker.SchedulerName,
 	})
-	returner := &returner{
-		log: log, clock: clock.RealClock{}, client: p.handle.ClientSet(), recorder: p.handle.EventRecorder(),
-		planner: returnhome.New(), watched: p.watched, placements: p.placements, keys: p.keys, pools: p.pools,
-		reservations: p.reservations, policies: controller.Policies,
-		nodes: p.nodes, namespaces: p.namespaces, pods: controller.Pods, reported: map[types.UID]bool{},
-		ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.Synced() && p.counted() },
-	}
+	mover := moves.New(moves.Config{
+		Log: log, Clock: clock.RealClock{}, Client: p.handle.ClientSet(), Recorder: p.handle.EventRecorder(),
+		Watched: p.watched, Placements: p.placements, Keys: p.keys, Pools: p.pools,
+		Reservations: p.reservations, Policies: controller.Policies,
+		Nodes: p.nodes, Namespaces: p.namespaces, Pods: controller.Pods,
+		Ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.Synced() && p.counted() },
+	})
 	go objects.Run(ctx, p.handle.EventRecorder())
-	go returner.run(ctx)
+	go mover.Run(ctx)
 	go p.owners.run(ctx, func() {
 		p.placements.RetryUnresolved()
 		p.queue.Signal()
@@ -258,7 +257,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 		if !ok {
 			return
 		}
-		p.watched.set(pod)
+		p.watched.Set(pod)
 		p.expectLabel(pod)
 		p.queue.AddFreed(p.placements.SetPod(pod))
 		done := pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || podutil.IsPodTerminal(pod)
@@ -294,7 +293,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 	}
 	remove := func(obj any) {
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
-			p.watched.remove(pod.UID)
+			p.watched.Remove(pod.UID)
 			p.ownNomineeGone(p.nominated.Set(pod.UID, nil))
 			p.queue.AddFreed(p.placements.RemovePod(pod.UID))
 			p.nomineeGone(p.placements.Nominees.Remove(pod.UID))

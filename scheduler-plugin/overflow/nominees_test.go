@@ -32,6 +32,10 @@ func otherPod(name, cpu string, change ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
+func localNode(name, cpu string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Allocatable: expect.Resources("cpu", cpu, "pods", "10")}}
+}
+
 // activated is the handle of a profile that records the pods that are activated.
 type activated struct {
 	profile

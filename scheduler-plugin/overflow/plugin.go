@@ -27,6 +27,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
+	"github.com/spillway-dev/spillway/scheduler-plugin/moves"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
@@ -90,7 +91,7 @@ type Plugin struct {
 	// unlabelled is when a pod was last seen without the labels of its binding.
 	unlabelled atomic.Int64
 	// watched are the pods that the return of overflowed ones depends on.
-	watched *watchedPods
+	watched *moves.WatchedPods
 	binder  *binder
 	// pending has the events that pods have got, and reservations what they are about.
 	pending      *waiting.PendingPods
@@ -198,7 +199,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 	}
 	p.placements = usage.NewPlacements(p.clock, p.keys.KeyOf)
 	p.placements.Pooled = p.pools.Has
-	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), newWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
+	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), moves.NewWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
 	}

@@ -21,6 +21,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/moves"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -57,7 +58,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	}
 	p.placements = usage.NewPlacements(now, p.keys.KeyOf)
 	p.placements.Pooled = p.pools.Has
-	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), newWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
+	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), moves.NewWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
 	return p
 }
 

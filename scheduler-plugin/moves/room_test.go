@@ -1,4 +1,4 @@
-package overflow
+package moves
 
 import (
 	"strings"
@@ -8,12 +8,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
+	"github.com/spillway-dev/spillway/scheduler-plugin/request"
+	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
 // ownedPod is a pod of a controller, on a node or pending.
@@ -51,6 +56,34 @@ func repellingPod(app string, namespaces ...string) func(*corev1.Pod) {
 	}
 }
 
+// nominee is a pod that another scheduler has nominated to node home.
+func nominee(name, cpu string) *corev1.Pod {
+	pod := ownedPod("ReplicaSet", name, "", cpu)
+	pod.Spec.SchedulerName, pod.Status.NominatedNodeName = corev1.DefaultSchedulerName, "home"
+	return pod
+}
+
+func newIndexer(objects ...any) cache.Indexer {
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	for _, obj := range objects {
+		_ = indexer.Add(obj) // fails only for objects without metadata
+	}
+	return indexer
+}
+
+// testMover returns a Mover that has observed nothing, in a cluster with namespace shop.
+func testMover(nodes ...any) (m *Mover, now *clocktesting.FakeClock) {
+	now = clocktesting.NewFakeClock(time.Unix(1000, 0))
+	keys := owners.NewKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false })
+	placements := usage.NewPlacements(now, keys.KeyOf)
+	return New(Config{
+		Clock: now, Watched: NewWatchedPods(broker.SchedulerName, placements.IsVirtual), Placements: placements, Keys: keys,
+		Reservations: request.NewReservations(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, request.Indexers()), now),
+		Nodes:        corelisters.NewNodeLister(newIndexer(nodes...)),
+		Namespaces:   corelisters.NewNamespaceLister(newIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})),
+	}), now
+}
+
 // TestRoomFinder: what counts as room at home for a guest that needs 2 CPUs.
 func TestRoomFinder(t *testing.T) {
 	paris := localNode("spillway-paris", "100")
@@ -82,23 +115,21 @@ func TestRoomFinder(t *testing.T) {
 		"a pod that repels it":      {"by required anti-affinity", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"))}, false, 0},
 		"one that repels others":    {"the guest has another label", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("web"))}, true, 0},
 		"one of another namespace":  {"its term is for its own", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Namespace = "other" })}, true, 0},
-		"a nominee":                 {"it keeps three CPUs", localNode("home", "4"), []*corev1.Pod{otherPod("p", "3")}, false, 0},
-		"a small nominee":           {"there is room beside it", localNode("home", "4"), []*corev1.Pod{otherPod("p", "2")}, true, 0},
+		"a nominee":                 {"it keeps three CPUs", localNode("home", "4"), []*corev1.Pod{nominee("p", "3")}, false, 0},
+		"a small nominee":           {"there is room beside it", localNode("home", "4"), []*corev1.Pod{nominee("p", "2")}, true, 0},
 		"one that ended":            {"it repels no more", localNode("home", "4"), []*corev1.Pod{ownedPod("ReplicaSet", "p", "home", "1", repellingPod("guest"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })}, true, 0},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := testPlugin(OverflowArgs{}, tc.node)
-			p.placements.SetNode(tc.node)
+			m, now := testMover(tc.node)
+			m.Placements.SetNode(tc.node)
 			for _, pod := range tc.pods {
-				p.placements.SetPod(pod)
-				p.watched.set(pod)
-				p.placements.Nominees.Set(pod)
+				m.Placements.SetPod(pod)
+				m.Watched.Set(pod)
+				m.Placements.Nominees.Set(pod)
 			}
-			now := p.clock.(*clocktesting.FakeClock)
-			now.SetTime(now.Now().Add(tc.after))
-			r := &returner{clock: clocktesting.NewFakeClock(now.Now()), watched: p.watched, placements: p.placements, nodes: p.nodes, namespaces: p.namespaces}
-			if got := r.newRoomFinder().has(ownedPod("ReplicaSet", "guest", "spillway-paris", "2"), demand.Key{}); got != tc.want {
+			now.Step(tc.after)
+			if got := m.newRoomFinder().has(ownedPod("ReplicaSet", "guest", "spillway-paris", "2"), demand.Key{}); got != tc.want {
 				t.Errorf("%s: got %v", tc.reason, got)
 			}
 		})
@@ -129,7 +160,7 @@ func TestMayReturn(t *testing.T) {
 }
 
 func TestWatchedPods(t *testing.T) {
-	w := newWatchedPods(broker.SchedulerName, func(node string) bool { return strings.HasPrefix(node, broker.VirtualNodePrefix) })
+	w := NewWatchedPods(broker.SchedulerName, func(node string) bool { return strings.HasPrefix(node, broker.VirtualNodePrefix) })
 	held := func(p *corev1.Pod) { p.Labels[broker.LabelHold] = "rome-1" }
 	created := func(at int64) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.Unix(at, 0) }
@@ -140,35 +171,35 @@ func TestWatchedPods(t *testing.T) {
 			t.Errorf("%s: %d guests, want %d", why, got, want)
 		}
 	}
-	w.set(ownedPod("ReplicaSet", "a", "", "1", held, created(100)))
+	w.Set(ownedPod("ReplicaSet", "a", "", "1", held, created(100)))
 	expectGuests("pending", 0)
 	if !w.hasUntried(time.Unix(99, 0)) || w.hasUntried(time.Unix(100, 0)) {
 		t.Error("a new pod that no scheduler has tried delays moves for some time")
 	}
-	w.set(ownedPod("ReplicaSet", "a", "", "1", held, created(100), unschedulablePod))
+	w.Set(ownedPod("ReplicaSet", "a", "", "1", held, created(100), unschedulablePod))
 	if w.hasUntried(time.Unix(99, 0)) || len(w.waiting()) != 1 {
 		t.Error("a pod that was tried waits")
 	}
-	w.set(ownedPod("ReplicaSet", "alike", "", "1", unschedulablePod))
+	w.Set(ownedPod("ReplicaSet", "alike", "", "1", unschedulablePod))
 	if n := len(w.waiting()); n != 1 {
 		t.Errorf("%d pods wait, want those of a controller that are alike once", n)
 	}
-	w.set(ownedPod("ReplicaSet", "larger", "", "2", unschedulablePod))
+	w.Set(ownedPod("ReplicaSet", "larger", "", "2", unschedulablePod))
 	if n := len(w.waiting()); n != 2 {
 		t.Errorf("%d pods wait, want those of a controller that differ", n)
 	}
-	w.remove("alike")
-	w.remove("larger")
-	w.set(ownedPod("ReplicaSet", "a", "spillway-paris", "1", held))
+	w.Remove("alike")
+	w.Remove("larger")
+	w.Set(ownedPod("ReplicaSet", "a", "spillway-paris", "1", held))
 	expectGuests("bound", 1)
-	w.set(ownedPod("ReplicaSet", "b", "spillway-paris", "1"))
+	w.Set(ownedPod("ReplicaSet", "b", "spillway-paris", "1"))
 	expectGuests("without a hold", 1)
-	w.set(ownedPod("ReplicaSet", "c", "spillway-paris", "1", held, func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }))
+	w.Set(ownedPod("ReplicaSet", "c", "spillway-paris", "1", held, func(p *corev1.Pod) { p.Spec.SchedulerName = "other" }))
 	expectGuests("of another scheduler", 1)
-	w.set(ownedPod("ReplicaSet", "a", "spillway-paris", "1", held, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }))
+	w.Set(ownedPod("ReplicaSet", "a", "spillway-paris", "1", held, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }))
 	expectGuests("terminating", 0)
-	w.set(ownedPod("ReplicaSet", "d", "spillway-paris", "1", held))
-	w.remove("d")
+	w.Set(ownedPod("ReplicaSet", "d", "spillway-paris", "1", held))
+	w.Remove("d")
 	expectGuests("deleted", 0)
 	if len(w.waiting()) != 0 {
 		t.Error("none waits any more")

@@ -1,4 +1,4 @@
-package overflow
+package moves
 
 import (
 	"encoding/json"
@@ -11,13 +11,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
@@ -89,27 +86,23 @@ func (tc *evictionCase) run(t *testing.T) {
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
 	expect.NoError(t, err)
-	p := testPlugin(OverflowArgs{})
-	now, recorder, pods := clocktesting.NewFakeClock(time.Unix(1000, 0)), events.NewFakeRecorder(10), newIndexer(pod.DeepCopy())
-	r := &returner{
-		log: klog.Background(), clock: now, client: client, recorder: recorder, planner: returnhome.New(), placements: p.placements, keys: p.keys,
-		reservations: noReservations(now),
-		pods:         corelisters.NewPodLister(pods), reported: map[types.UID]bool{},
-	}
-	key, _ := p.keys.Get(pod)
+	recorder, pods := events.NewFakeRecorder(10), newIndexer(pod.DeepCopy())
+	m, now := testMover()
+	m.Client, m.Recorder, m.Pods = client, recorder, corelisters.NewPodLister(pods)
+	key, _ := m.Keys.Get(pod)
 	expectMoving := func(when string, want bool) {
 		t.Helper()
-		r.settle(t.Context())
-		if got := r.planner.Moving() != nil; got != want {
+		m.settle(t.Context())
+		if got := m.planner.Moving() != nil; got != want {
 			t.Errorf("%s: moving %t, want %t, because %s", when, got, want, tc.reason)
 		}
 	}
 	candidate := returnhome.Candidate{Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.Key), Room: true}
-	plan := func() *returnhome.Candidate { return r.planner.Plan(now.Now(), []returnhome.Candidate{candidate}) }
+	plan := func() *returnhome.Candidate { return m.planner.Plan(now.Now(), []returnhome.Candidate{candidate}) }
 	if plan() == nil {
 		t.Fatal("the pod is not to be moved")
 	}
-	r.evict(t.Context(), candidate, pod.DeepCopy())
+	m.evict(t.Context(), candidate, pod.DeepCopy())
 	if plan() != nil {
 		t.Error("the pod is to be moved again at once")
 	}

@@ -1,4 +1,4 @@
-package overflow
+package moves
 
 import (
 	"context"
@@ -48,26 +48,32 @@ const (
 	unansweredFor = 90 * time.Second
 )
 
-// returner moves overflowed pods back to this cluster where an OverflowPolicy says so.
-// Package returnhome decides; the returner observes, evicts, and watches for the
+// Config is what a Mover reads and writes with.
+type Config struct {
+	Log          klog.Logger
+	Clock        clock.Clock
+	Client       kubernetes.Interface
+	Recorder     events.EventRecorder
+	Watched      *WatchedPods
+	Placements   *usage.Placements
+	Keys         *owners.KeyCache
+	Pools        *usage.PoolCache
+	Reservations *request.Reservations
+	Policies     request.PolicyCache
+	Nodes        corelisters.NodeLister
+	Namespaces   corelisters.NamespaceLister
+	Pods         corelisters.PodLister
+	// Ready reports whether this replica leads and its caches are complete.
+	Ready func() bool
+}
+
+// Mover moves overflowed pods back to this cluster where an OverflowPolicy says so.
+// Package returnhome decides; the Mover observes, evicts, and watches for the
 // replacement, in a goroutine of its own. Without such a policy it does nothing.
-type returner struct {
-	log          klog.Logger
-	clock        clock.Clock
-	client       kubernetes.Interface
-	recorder     events.EventRecorder
-	planner      *returnhome.Planner
-	watched      *watchedPods
-	placements   *usage.Placements
-	keys         *owners.KeyCache
-	pools        *usage.PoolCache
-	reservations *request.Reservations
-	policies     request.PolicyCache
-	nodes        corelisters.NodeLister
-	namespaces   corelisters.NamespaceLister
-	pods         corelisters.PodLister
-	// ready reports whether this replica leads and its caches are complete.
-	ready func() bool
+type Mover struct {
+	Config
+
+	planner *returnhome.Planner
 	// moved is the pod that was evicted last, and before has the pods of its owner that
 	// were there before.
 	moved  *corev1.Pod
@@ -81,10 +87,15 @@ type returner struct {
 	nextPlan time.Time
 }
 
-// run moves pods until ctx ends.
-func (r *returner) run(ctx context.Context) {
+// New returns a Mover that remembers no moves.
+func New(config Config) *Mover {
+	return &Mover{Config: config, planner: returnhome.New(), reported: map[types.UID]bool{}}
+}
+
+// Run moves pods until ctx ends.
+func (m *Mover) Run(ctx context.Context) {
 	for {
-		timer := r.clock.NewTimer(r.step(ctx))
+		timer := m.Clock.NewTimer(m.step(ctx))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -95,36 +106,36 @@ func (r *returner) run(ctx context.Context) {
 }
 
 // step observes, and begins or ends a move. It returns when to call it again.
-func (r *returner) step(ctx context.Context) time.Duration {
-	if !r.ready() {
+func (m *Mover) step(ctx context.Context) time.Duration {
+	if !m.Ready() {
 		return returnhome.Period(nil)
 	}
-	r.settle(ctx)
-	now, moving := r.clock.Now(), r.planner.Moving() != nil
-	if moving && now.Before(r.nextPlan) {
+	m.settle(ctx)
+	now, moving := m.Clock.Now(), m.planner.Moving() != nil
+	if moving && now.Before(m.nextPlan) {
 		return movePeriod
 	}
-	terms := r.terms()
+	terms := m.terms()
 	if len(terms.Decoded) == 0 && !moving {
 		return returnhome.Period(nil)
 	}
-	candidates, pods := r.candidates(terms)
+	candidates, pods := m.candidates(terms)
 	period := returnhome.Period(candidates)
-	next := r.planner.Plan(now, candidates)
-	r.nextPlan = now.Add(period)
+	next := m.planner.Plan(now, candidates)
+	m.nextPlan = now.Add(period)
 	if next == nil && !moving {
 		return period
 	}
 	// Pods that no scheduler has tried yet may take the room.
-	if next != nil && !r.watched.hasUntried(now.Add(-maxUntried)) {
-		r.evict(ctx, *next, pods[next.Pod])
+	if next != nil && !m.Watched.hasUntried(now.Add(-maxUntried)) {
+		m.evict(ctx, *next, pods[next.Pod])
 	}
 	return min(movePeriod, period)
 }
 
 // terms returns the policies if one of them lets pods move, else none.
-func (r *returner) terms() request.Policies {
-	all := r.policies.List()
+func (m *Mover) terms() request.Policies {
+	all := m.Policies.List()
 	if !slices.ContainsFunc(all.Decoded, func(p *broker.OverflowPolicy) bool { return p.Spec.ReturnHome != nil }) {
 		return request.Policies{}
 	}
@@ -132,32 +143,32 @@ func (r *returner) terms() request.Policies {
 }
 
 // candidates returns the pods that may move, and the objects by UID.
-func (r *returner) candidates(policies request.Policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
+func (m *Mover) candidates(policies request.Policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
 	var all []returnhome.Candidate
-	guests := r.watched.guestsNow()
+	guests := m.Watched.guestsNow()
 	pods := make(map[types.UID]*corev1.Pod, len(guests))
 	byNamespace := map[string]*broker.ReturnHome{}
-	room := r.newRoomFinder()
+	room := m.newRoomFinder()
 	for _, pod := range guests {
 		terms, known := byNamespace[pod.Namespace]
 		if !known {
-			terms = r.termsOf(pod.Namespace, policies)
+			terms = m.termsOf(pod.Namespace, policies)
 			byNamespace[pod.Namespace] = terms
 		}
 		if terms == nil {
 			continue
 		}
-		if c, ok := r.candidate(pod, terms, room); ok {
+		if c, ok := m.candidate(pod, terms, room); ok {
 			all, pods[pod.UID] = append(all, c), pod
 		}
 	}
-	maps.DeleteFunc(r.reported, func(uid types.UID, _ bool) bool { return pods[uid] == nil })
+	maps.DeleteFunc(m.reported, func(uid types.UID, _ bool) bool { return pods[uid] == nil })
 	return all, pods
 }
 
 // termsOf returns the terms of a namespace; nil if its pods do not move.
-func (r *returner) termsOf(name string, policies request.Policies) *broker.ReturnHome {
-	namespace, err := r.namespaces.Get(name)
+func (m *Mover) termsOf(name string, policies request.Policies) *broker.ReturnHome {
+	namespace, err := m.Namespaces.Get(name)
 	if err != nil {
 		return nil
 	}
@@ -173,19 +184,19 @@ func (r *returner) termsOf(name string, policies request.Policies) *broker.Retur
 }
 
 // candidate returns a pod as the planner sees it; ok is false if it may not move.
-func (r *returner) candidate(pod *corev1.Pod, terms *broker.ReturnHome, room *roomFinder) (c returnhome.Candidate, ok bool) {
-	node, err := r.nodes.Get(pod.Spec.NodeName)
-	if err != nil || usage.ProviderOf(node) == "" || !mayReturn(pod) || r.pools.Has(pod.Labels[broker.LabelHold]) {
+func (m *Mover) candidate(pod *corev1.Pod, terms *broker.ReturnHome, room *roomFinder) (c returnhome.Candidate, ok bool) {
+	node, err := m.Nodes.Get(pod.Spec.NodeName)
+	if err != nil || usage.ProviderOf(node) == "" || !mayReturn(pod) || m.Pools.Has(pod.Labels[broker.LabelHold]) {
 		return c, false
 	}
-	key, resolved := r.keys.Get(pod)
+	key, resolved := m.Keys.Get(pod)
 	_, scheduled := podutil.GetPodCondition(&pod.Status, corev1.PodScheduled)
 	if !resolved || key.Key.IsGang() || scheduled == nil {
 		return c, false
 	}
 	return returnhome.Candidate{
 		Pod: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: replacerOf(pod, key.Key),
-		Since: scheduled.LastTransitionTime.Time, Price: r.price(key.Key, usage.ProviderOf(node)),
+		Since: scheduled.LastTransitionTime.Time, Price: m.price(key.Key, usage.ProviderOf(node)),
 		Room:        room.has(pod, key.Key),
 		Termination: time.Duration(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second,
 		After:       terms.After.Duration, MinimumStay: terms.MinimumStay.Duration,
@@ -218,8 +229,8 @@ func replacerOf(pod *corev1.Pod, key demand.Key) types.UID {
 }
 
 // price returns what the capacity of one pod costs per hour at a provider; 0 if unknown.
-func (r *returner) price(key demand.Key, provider string) float64 {
-	all, err := r.reservations.ByKey(key)
+func (m *Mover) price(key demand.Key, provider string) float64 {
+	all, err := m.Reservations.ByKey(key)
 	if err != nil {
 		return 0
 	}
@@ -237,14 +248,14 @@ func (r *returner) price(key demand.Key, provider string) float64 {
 
 // evict begins the move of a pod. An eviction without an answer may have taken place: the
 // pod counts as moving until it is observed that it was not evicted.
-func (r *returner) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.Pod) {
-	before := r.podsOf(c.Namespace, c.Owner)
+func (m *Mover) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.Pod) {
+	before := m.podsOf(c.Namespace, c.Owner)
 	requestCtx, cancel := context.WithTimeout(ctx, evictTimeout)
 	defer cancel()
 	request.Writes.WithLabelValues(request.WriteEviction).Inc()
 	// Without the client's own retries: they would outlast the time of the request, and
 	// make a refusal one without an answer.
-	err := r.client.CoreV1().RESTClient().Post().AbsPath("/api/v1").Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+	err := m.Client.CoreV1().RESTClient().Post().AbsPath("/api/v1").Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		Body(&policyv1.Eviction{
 			// The chart's policy for evictions by Spillway goes by the label.
 			ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway}},
@@ -253,18 +264,18 @@ func (r *returner) evict(ctx context.Context, c returnhome.Candidate, pod *corev
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		// It has ended, which its next event shows: until then others get their turn.
-		r.planner.Refused(r.clock.Now(), c)
+		m.planner.Refused(m.Clock.Now(), c)
 	case refusesRequest(err):
-		r.blocked(pod, r.planner.Refused(r.clock.Now(), c), err.Error())
+		m.blocked(pod, m.planner.Refused(m.Clock.Now(), c), err.Error())
 	default:
-		r.planner.Start(r.clock.Now(), c)
-		r.moved, r.before = pod, before
+		m.planner.Start(m.Clock.Now(), c)
+		m.moved, m.before = pod, before
 		if err != nil {
-			r.unansweredSince = r.clock.Now()
-			r.log.Info("The eviction of an overflowed pod got no answer; observing whether it took place", "pod", klog.KObj(pod), "reason", err.Error())
+			m.unansweredSince = m.Clock.Now()
+			m.Log.Info("The eviction of an overflowed pod got no answer; observing whether it took place", "pod", klog.KObj(pod), "reason", err.Error())
 			return
 		}
-		r.evicted(c)
+		m.evicted(c)
 	}
 }
 
@@ -275,66 +286,66 @@ func refusesRequest(err error) bool {
 }
 
 // evicted reports that the pod that moves was evicted.
-func (r *returner) evicted(c returnhome.Candidate) {
-	r.log.Info("Evicted an overflowed pod, because this cluster has had room for it", "pod", klog.KObj(r.moved), "node", r.moved.Spec.NodeName, "after", c.After)
-	r.record(r.moved, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", r.moved.Name, r.moved.Spec.NodeName, c.After))
+func (m *Mover) evicted(c returnhome.Candidate) {
+	m.Log.Info("Evicted an overflowed pod, because this cluster has had room for it", "pod", klog.KObj(m.moved), "node", m.moved.Spec.NodeName, "after", c.After)
+	m.record(m.moved, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", m.moved.Name, m.moved.Spec.NodeName, c.After))
 }
 
 // blocked reports that a pod was not evicted, once for each pod.
-func (r *returner) blocked(pod *corev1.Pod, retryAt time.Time, reason string) {
+func (m *Mover) blocked(pod *corev1.Pod, retryAt time.Time, reason string) {
 	returnedHome.WithLabelValues(string(returnhome.Blocked)).Inc()
-	if r.reported[pod.UID] {
+	if m.reported[pod.UID] {
 		return
 	}
-	r.reported[pod.UID] = true
-	r.log.Info("The eviction of an overflowed pod was refused; retrying", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "retryAt", retryAt, "reason", reason)
-	r.record(pod, corev1.EventTypeNormal, "ReturnHomeBlocked", fmt.Sprintf("This cluster has room for the pod, and its eviction was refused. It is retried: %s", reason))
+	m.reported[pod.UID] = true
+	m.Log.Info("The eviction of an overflowed pod was refused; retrying", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "retryAt", retryAt, "reason", reason)
+	m.record(pod, corev1.EventTypeNormal, "ReturnHomeBlocked", fmt.Sprintf("This cluster has room for the pod, and its eviction was refused. It is retried: %s", reason))
 }
 
 // answered reports whether it is known that the pod that moves was evicted. If it is known
 // that it was not, the move ends.
-func (r *returner) answered(ctx context.Context, move *returnhome.Move) bool {
-	if r.unansweredSince.IsZero() {
+func (m *Mover) answered(ctx context.Context, move *returnhome.Move) bool {
+	if m.unansweredSince.IsZero() {
 		return true
 	}
 	stays := func(pod *corev1.Pod, err error) bool {
-		return err == nil && pod.UID == r.moved.UID && pod.DeletionTimestamp == nil
+		return err == nil && pod.UID == m.moved.UID && pod.DeletionTimestamp == nil
 	}
 	unknown := func(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
-	pod, err := r.pods.Pods(r.moved.Namespace).Get(r.moved.Name)
+	pod, err := m.Pods.Pods(m.moved.Namespace).Get(m.moved.Name)
 	if stays(pod, err) || unknown(err) {
-		if r.clock.Since(r.unansweredSince) < unansweredFor {
+		if m.Clock.Since(m.unansweredSince) < unansweredFor {
 			return false
 		}
 		// The cache may be old.
 		ctx, cancel := context.WithTimeout(ctx, evictTimeout)
 		defer cancel()
-		pod, err = r.client.CoreV1().Pods(r.moved.Namespace).Get(ctx, r.moved.Name, metav1.GetOptions{})
+		pod, err = m.Client.CoreV1().Pods(m.moved.Namespace).Get(ctx, m.moved.Name, metav1.GetOptions{})
 		if unknown(err) {
 			return false
 		}
 	}
-	r.unansweredSince = time.Time{}
+	m.unansweredSince = time.Time{}
 	if stays(pod, err) {
-		r.blocked(r.moved, r.planner.NotEvicted(r.clock.Now()), "the API server did not answer")
-		r.moved, r.before = nil, nil
+		m.blocked(m.moved, m.planner.NotEvicted(m.Clock.Now()), "the API server did not answer")
+		m.moved, m.before = nil, nil
 		return false
 	}
-	r.evicted(move.Candidate)
+	m.evicted(move.Candidate)
 	return true
 }
 
 // podsOf returns the UIDs of the pods that a replacer has.
-func (r *returner) podsOf(namespace string, replacer types.UID) map[types.UID]bool {
+func (m *Mover) podsOf(namespace string, replacer types.UID) map[types.UID]bool {
 	uids := map[types.UID]bool{}
-	for _, pod := range r.listOf(namespace, replacer) {
+	for _, pod := range m.listOf(namespace, replacer) {
 		uids[pod.UID] = true
 	}
 	return uids
 }
 
-func (r *returner) listOf(namespace string, replacer types.UID) []*corev1.Pod {
-	all, err := r.pods.Pods(namespace).List(labels.Everything())
+func (m *Mover) listOf(namespace string, replacer types.UID) []*corev1.Pod {
+	all, err := m.Pods.Pods(namespace).List(labels.Everything())
 	if err != nil {
 		return nil
 	}
@@ -342,21 +353,21 @@ func (r *returner) listOf(namespace string, replacer types.UID) []*corev1.Pod {
 		if metav1.GetControllerOfNoCopy(pod) == nil {
 			return true
 		}
-		key, ok := r.keys.Get(pod)
+		key, ok := m.Keys.Get(pod)
 		return !ok || replacerOf(pod, key.Key) != replacer
 	})
 }
 
 // settle ends the move once its replacement is settled: the first pod of the owner that
 // was not there before and has a node.
-func (r *returner) settle(ctx context.Context) {
-	move := r.planner.Moving()
-	if move == nil || !r.answered(ctx, move) {
+func (m *Mover) settle(ctx context.Context) {
+	move := m.planner.Moving()
+	if move == nil || !m.answered(ctx, move) {
 		return
 	}
 	var first *corev1.Pod
-	for _, pod := range r.listOf(move.Namespace, move.Owner) {
-		if r.before[pod.UID] || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil {
+	for _, pod := range m.listOf(move.Namespace, move.Owner) {
+		if m.before[pod.UID] || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil {
 			continue
 		}
 		if first == nil || pod.CreationTimestamp.Before(&first.CreationTimestamp) {
@@ -365,19 +376,19 @@ func (r *returner) settle(ctx context.Context) {
 	}
 	var found *returnhome.Replacement
 	if first != nil {
-		found = &returnhome.Replacement{Bound: true, Abroad: r.placements.IsVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
+		found = &returnhome.Replacement{Bound: true, Abroad: m.Placements.IsVirtual(first.Spec.NodeName), Ready: podutil.IsPodReady(first) || podutil.IsPodTerminal(first)}
 	}
-	outcome, retryAt, ended := r.planner.Settle(r.clock.Now(), found)
+	outcome, retryAt, ended := m.planner.Settle(m.Clock.Now(), found)
 	if !ended {
 		return
 	}
 	returnedHome.WithLabelValues(string(outcome)).Inc()
-	r.log.Info("Settled the replacement of a pod that was evicted to return home", "pod", klog.KObj(r.moved), "outcome", outcome, "retryAt", retryAt)
+	m.Log.Info("Settled the replacement of a pod that was evicted to return home", "pod", klog.KObj(m.moved), "outcome", outcome, "retryAt", retryAt)
 	if outcome != returnhome.Returned {
-		r.record(r.moved, corev1.EventTypeWarning, "ReturnHomeFailed", fmt.Sprintf("Pod %s was evicted to return to this cluster, and %s. No other pod of its owner moves before %s.",
-			r.moved.Name, failures[outcome], retryAt.UTC().Format(time.RFC3339)))
+		m.record(m.moved, corev1.EventTypeWarning, "ReturnHomeFailed", fmt.Sprintf("Pod %s was evicted to return to this cluster, and %s. No other pod of its owner moves before %s.",
+			m.moved.Name, failures[outcome], retryAt.UTC().Format(time.RFC3339)))
 	}
-	r.moved, r.before = nil, nil
+	m.moved, m.before = nil, nil
 }
 
 // failures of moves, as clauses.
@@ -388,14 +399,14 @@ var failures = map[returnhome.Outcome]string{
 }
 
 // record records an event on a pod and the Reservation that it used.
-func (r *returner) record(pod *corev1.Pod, eventType, reason, message string) {
+func (m *Mover) record(pod *corev1.Pod, eventType, reason, message string) {
 	request.Writes.WithLabelValues(request.WriteEvent).Inc()
-	r.recorder.Eventf(pod, nil, eventType, reason, returnAction, "%s", message)
-	key, ok := r.keys.Get(pod)
+	m.Recorder.Eventf(pod, nil, eventType, reason, returnAction, "%s", message)
+	key, ok := m.Keys.Get(pod)
 	if !ok {
 		return
 	}
-	all, err := r.reservations.ByKey(key.Key)
+	all, err := m.Reservations.ByKey(key.Key)
 	if err != nil {
 		return
 	}
@@ -406,6 +417,6 @@ func (r *returner) record(pod *corev1.Pod, eventType, reason, message string) {
 		var object runtime.Object = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",
 			Namespace: reservation.Namespace, Name: reservation.Name, UID: reservation.UID, ResourceVersion: reservation.ResourceVersion}
 		request.Writes.WithLabelValues(request.WriteEvent).Inc()
-		r.recorder.Eventf(object, pod, eventType, reason, returnAction, "%s", message)
+		m.Recorder.Eventf(object, pod, eventType, reason, returnAction, "%s", message)
 	}
 }

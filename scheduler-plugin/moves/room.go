@@ -1,4 +1,4 @@
-package overflow
+package moves
 
 import (
 	"maps"
@@ -28,9 +28,9 @@ const maxWaiting = 200
 // triedWithin is the time within which schedulers try the pods that a node has room for.
 const triedWithin = time.Minute
 
-// watchedPods are the pods that the return of others depends on, kept from the events of
+// WatchedPods are the pods that the return of others depends on, kept from the events of
 // pods. Safe for concurrent use.
-type watchedPods struct {
+type WatchedPods struct {
 	// profile of the scheduler whose pods may return.
 	profile string
 	// isVirtual reports whether a node is a virtual one.
@@ -45,12 +45,12 @@ type watchedPods struct {
 	repelling map[types.UID]framework.PodInfo
 }
 
-func newWatchedPods(profile string, isVirtual func(node string) bool) *watchedPods {
-	return &watchedPods{profile: profile, isVirtual: isVirtual, guests: map[types.UID]*corev1.Pod{}, pending: map[types.UID]*corev1.Pod{}, repelling: map[types.UID]framework.PodInfo{}}
+func NewWatchedPods(profile string, isVirtual func(node string) bool) *WatchedPods {
+	return &WatchedPods{profile: profile, isVirtual: isVirtual, guests: map[types.UID]*corev1.Pod{}, pending: map[types.UID]*corev1.Pod{}, repelling: map[types.UID]framework.PodInfo{}}
 }
 
-// set records a pod as an informer shows it.
-func (w *watchedPods) set(pod *corev1.Pod) {
+// Set records a pod as an informer shows it.
+func (w *WatchedPods) Set(pod *corev1.Pod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.guests, pod.UID)
@@ -78,8 +78,8 @@ func repels(pod *corev1.Pod) bool {
 	return a != nil && a.PodAntiAffinity != nil && len(a.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution) > 0
 }
 
-// remove removes a deleted pod.
-func (w *watchedPods) remove(uid types.UID) {
+// Remove removes a deleted pod.
+func (w *WatchedPods) Remove(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.guests, uid)
@@ -87,7 +87,7 @@ func (w *watchedPods) remove(uid types.UID) {
 	delete(w.repelling, uid)
 }
 
-func (w *watchedPods) guestsNow() []*corev1.Pod {
+func (w *WatchedPods) guestsNow() []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Collect(maps.Values(w.guests))
@@ -95,7 +95,7 @@ func (w *watchedPods) guestsNow() []*corev1.Pod {
 
 // hasUntried reports whether a scheduler may be about to place a pod: one that was
 // created since a time and that none has found unschedulable.
-func (w *watchedPods) hasUntried(since time.Time) bool {
+func (w *WatchedPods) hasUntried(since time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, pod := range w.pending {
@@ -108,7 +108,7 @@ func (w *watchedPods) hasUntried(since time.Time) bool {
 
 // waiting returns the unschedulable pods: of each controller, those that differ in nothing that
 // keeps a pod from a node once.
-func (w *watchedPods) waiting() []*corev1.Pod {
+func (w *WatchedPods) waiting() []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []*corev1.Pod
@@ -136,7 +136,7 @@ func alikeForNodes(a, b *corev1.Pod) bool {
 
 // repelled reports whether a pod on a node of this cluster has required anti-affinity to
 // a pod, in whichever topology.
-func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
+func (w *WatchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, info := range w.repelling {
@@ -159,10 +159,10 @@ func (w *watchedPods) repelled(pod *corev1.Pod, namespace labels.Set) bool {
 // empty, and for which it lacks room now. And a pod that another repels from a part of the
 // cluster has none anywhere.
 type roomFinder struct {
-	returner *returner
-	rooms    []usage.Room
-	nodes    map[string]*corev1.Node
-	waiting  []*corev1.Pod
+	mover   *Mover
+	rooms   []usage.Room
+	nodes   map[string]*corev1.Node
+	waiting []*corev1.Pod
 	// awaited has the nodes that a pod waits for, as far as computed, and found the
 	// results for pods that are alike.
 	awaited map[string]bool
@@ -175,8 +175,8 @@ type alike struct {
 	key        demand.Key
 }
 
-func (r *returner) newRoomFinder() *roomFinder {
-	return &roomFinder{returner: r, awaited: map[string]bool{}, found: map[alike]bool{}}
+func (m *Mover) newRoomFinder() *roomFinder {
+	return &roomFinder{mover: m, awaited: map[string]bool{}, found: map[alike]bool{}}
 }
 
 // has reports whether there is room for a pod with a controller.
@@ -198,8 +198,8 @@ func (f *roomFinder) find(pod *corev1.Pod) bool {
 	}) {
 		return false
 	}
-	namespace, err := f.returner.namespaces.Get(pod.Namespace)
-	return err == nil && !f.returner.watched.repelled(pod, labels.Set(namespace.Labels))
+	namespace, err := f.mover.Namespaces.Get(pod.Namespace)
+	return err == nil && !f.mover.Watched.repelled(pod, labels.Set(namespace.Labels))
 }
 
 // observe reads the nodes and the pods that wait, once.
@@ -208,7 +208,7 @@ func (f *roomFinder) observe() {
 		return
 	}
 	f.nodes = map[string]*corev1.Node{}
-	all, err := f.returner.nodes.List(labels.Everything())
+	all, err := f.mover.Nodes.List(labels.Everything())
 	if err != nil {
 		return
 	}
@@ -216,7 +216,7 @@ func (f *roomFinder) observe() {
 	for _, node := range all {
 		f.nodes[node.Name], names[node.Name] = node, true
 	}
-	f.rooms, f.waiting = f.returner.placements.RoomOn(names), f.returner.watched.waiting()
+	f.rooms, f.waiting = f.mover.Placements.RoomOn(names), f.mover.Watched.waiting()
 }
 
 // isAwaited reports whether an unschedulable pod could run on a node if it were empty, and lacks
@@ -226,7 +226,7 @@ func (f *roomFinder) isAwaited(r usage.Room) bool {
 	awaited, known := f.awaited[r.Name]
 	if !known {
 		node := f.nodes[r.Name]
-		size, fresh := usage.AmountsOf(node.Status.Allocatable), f.returner.clock.Since(r.ChangedAt) < triedWithin
+		size, fresh := usage.AmountsOf(node.Status.Allocatable), f.mover.Clock.Since(r.ChangedAt) < triedWithin
 		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool {
 			need := usage.PodAmounts(pod)
 			_, gang := demand.GangOf(pod) // it may lack room for others
