@@ -29,6 +29,7 @@ const (
 	// reasonRequested is the reason of the event that one of the pods of each request gets at
 	// once, and the others if they still wait at a look after requestedAfter.
 	reasonRequested = "OverflowRequested"
+	reasonCapped    = "OverflowCapped"
 )
 
 // requestedAfter is how long pods wait for a grant before they get an event of the request:
@@ -103,7 +104,7 @@ func requested(owner metav1.OwnerReference, r *broker.Reservation) Event {
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) Event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.Pods())
-	return Event{corev1.EventTypeWarning, "OverflowCapped", fmt.Sprint(policy, " ", short, " ", allowed), message, r}
+	return Event{corev1.EventTypeWarning, reasonCapped, fmt.Sprint(policy, " ", short, " ", allowed), message, r}
 }
 
 // queued: no cluster has enough capacity.

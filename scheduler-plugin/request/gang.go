@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -39,29 +38,6 @@ func (c *Controller) gangSets(key demand.Key) []broker.PodSet {
 		sets[of.Key.Shape] = set
 	}
 	return slices.SortedFunc(maps.Values(sets), func(a, b broker.PodSet) int { return cmp.Compare(a.Name, b.Name) })
-}
-
-// completeGang adds to the request of a gang what its Reservation, nil if there is none,
-// requests for pods of other shapes: that stays, and counts for a policy. If nothing can be
-// requested now, it records why, and returns when to requeue the request.
-func (c *Controller) completeGang(request demand.Request, current *broker.Reservation) (complete demand.Request, requeueAfter time.Duration) {
-	if !request.Key.IsGang() {
-		return request, 0
-	}
-	shapes := len(request.PodSets)
-	if current != nil {
-		if c.isOutdated(current, request) {
-			c.recordAll(request, outdated(current, request))
-			return request, retryAfter
-		}
-		request.PodSets = raised(current.Spec.PodSets, request.PodSets)
-	}
-	if len(request.PodSets) > maxShapes {
-		c.setUnasked(request.Key, true)
-		c.recordAll(request, tooManyShapes(request, shapes, current))
-		return request, blockedRetryAfter
-	}
-	return request, 0
 }
 
 // isOutdated reports whether a gang's Reservation was made for pods that have come back with

@@ -7,9 +7,7 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
@@ -21,23 +19,8 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
-const (
-	// conflictRetryAfter is the delay after a conflict, and after a Reservation
-	// changed.
-	conflictRetryAfter = 200 * time.Millisecond
-	// retryAfter is the delay after a failure, or while something is pending.
-	retryAfter = 2 * time.Second
-	// blockedRetryAfter is the delay if another object has to change first.
-	blockedRetryAfter = 15 * time.Second
-	// raiseAfter is how long a count is not raised again while the last request is
-	// undecided: pods that arrive one by one would otherwise restart the processing
-	// in the broker and the agents each time.
-	raiseAfter = 3 * time.Second
-	// deletedWithin is the time that the deletion of a Reservation takes which no pod uses.
-	deletedWithin = 10 * time.Second
-	// writers is how many Reservations are written at the same time.
-	writers = 8
-)
+// writers is how many Reservations are written at the same time.
+const writers = 8
 
 // slot is what one goroutine writes at a time: the Reservation of a key, or all those of a
 // namespace (the key is zero) whose policy limits their sum, which two writes at the same time
@@ -127,44 +110,29 @@ func (c *Controller) slotOf(key demand.Key) slot {
 	return slot{key.Namespace, key}
 }
 
-// reconcile makes a Reservation request at least what is needed, within the policy's limit. It
-// returns when to requeue the request, or zero.
+// reconcile gathers what is known of a request, decides, and writes that. It returns when to
+// requeue the request, or zero.
 func (c *Controller) reconcile(ctx context.Context, request demand.Request) (requeueAfter time.Duration) {
-	log := c.Log.WithValues("namespace", request.Key.Namespace, "owner", request.Owner.Kind+"/"+request.Owner.Name, "shape", request.Key.Shape)
 	if !c.Synced() {
 		return retryAfter
 	}
-	name := request.Key.Name(request.Owner.Name)
-	current := c.Reservations.get(request.Key.Namespace, name)
-	if current != nil {
-		if requeueAfter, done := c.followExisting(request, name, current); done {
-			return requeueAfter
+	in := c.gather(request)
+	d := decide(in)
+	if d.limited != nil && (*d.limited || !d.write) {
+		c.setLimited(request.Key, *d.limited, d.request.Pods())
+	}
+	if d.event != nil {
+		c.recordAll(request, *d.event)
+		if d.event.reason == reasonCapped {
+			requestsTotal.WithLabelValues(resultCapped).Inc()
 		}
 	}
-	if request, requeueAfter = c.completeGang(request, current); requeueAfter > 0 {
-		return requeueAfter
+	log := c.Log.WithValues("namespace", request.Key.Namespace, "owner", request.Owner.Kind+"/"+request.Owner.Name, "shape", request.Key.Shape)
+	if d.err != nil {
+		log.Error(d.err, "Failed to evaluate OverflowPolicies; retrying")
 	}
-	policy, err := c.policyOf(request.Key.Namespace)
-	var units int32
-	var short corev1.ResourceName
-	if err == nil {
-		units, short, err = c.allowed(policy, request, name, current)
-	}
-	if err != nil {
-		log.Error(err, "Failed to evaluate OverflowPolicies; retrying")
-		c.recordAll(request, failed(err.Error(), fmt.Sprintf("Failed to request capacity, retrying: %v.", err), nil))
-		return retryAfter
-	}
-	request, limited := c.limitTo(units, short, request, policy, current)
-	if limited {
-		requeueAfter = blockedRetryAfter
-	}
-	if current != nil && covers(current, request) {
-		c.setLimited(request.Key, limited, request.Pods())
-		return requeueAfter
-	}
-	if request.Pods() == 0 {
-		return requeueAfter
+	if !d.write {
+		return d.requeueAfter
 	}
 	object, err := c.objectOf(request.Key, request.Owner)
 	if err != nil {
@@ -172,36 +140,51 @@ func (c *Controller) reconcile(ctx context.Context, request demand.Request) (req
 		return retryAfter
 	}
 	Writes.WithLabelValues(WriteReservation).Inc()
-	applied, err := c.Reservations.apply(ctx, request, object, policy, current)
+	applied, err := c.Reservations.apply(ctx, d.request, object, in.policy, in.current)
 	if err != nil {
-		return c.writeFailed(log, request, err)
+		return c.writeFailed(log, d.request, err)
 	}
 	c.notRefused(request.Key, "")
-	c.setLimited(request.Key, limited, request.Pods())
+	c.setLimited(request.Key, *d.limited, d.request.Pods())
 	c.writes.raised(request.Key)
 	requestsTotal.WithLabelValues(resultRequested).Inc()
 	requestPods.Observe(float64(len(request.Pending)))
-	log.Info("Requested capacity in other clusters", "reservation", name, "pods", request.Pods())
-	if current == nil || !coversPods(current, request) {
+	log.Info("Requested capacity in other clusters", "reservation", applied.Name, "pods", d.request.Pods())
+	if in.current == nil || !coversPods(in.current, d.request) {
 		c.recordRequested(request, applied)
 	}
-	return requeueAfter
+	return d.requeueAfter
 }
 
-// limitTo returns the part of a request that its policy allows, and whether that is not all. Then
-// its pods hear of it.
-func (c *Controller) limitTo(units int32, short corev1.ResourceName, request demand.Request, policy *broker.OverflowPolicy, current *broker.Reservation) (part demand.Request, limited bool) {
-	part = request.Limited(units)
-	if part.Pods() < request.MinAvailable {
-		part = request.Limited(0)
+// gather returns what is known of a request.
+func (c *Controller) gather(request demand.Request) input {
+	namespace, name := request.Key.Namespace, request.Key.Name(request.Owner.Name)
+	in := input{request: request, current: c.Reservations.get(namespace, name), raiseIn: c.writes.raiseIn(request.Key)}
+	covered := false
+	if r := in.current; r != nil {
+		if r.DeletionTimestamp != nil && c.Clock.Since(r.DeletionTimestamp.Time) > deletedWithin {
+			for i := range r.Status.Allocations {
+				in.users += c.Placements.UsersOf(namespace, broker.VirtualNodeName(r.Status.Allocations[i].Cluster), demand.HoldLabel(r.Status.ID))
+			}
+		}
+		covered, in.outdated = coversPods(r, request), request.Key.IsGang() && c.isOutdated(r, request)
 	}
-	if part.Pods() == request.Pods() {
-		return part, false
+	if in.policy, in.err = c.policyOf(namespace); in.policy != nil && in.policy.Spec.MaxResources != nil && !covered {
+		var all []*broker.Reservation
+		if all, in.err = c.Reservations.list(namespace); in.err == nil {
+			in.others = requestedResources(all, name)
+		}
 	}
-	c.setLimited(request.Key, true, part.Pods())
-	requestsTotal.WithLabelValues(resultCapped).Inc()
-	c.recordAll(request, capped(policy.Name, request, part.Pods(), short, current))
-	return part, true
+	return in
+}
+
+// policyOf returns the policy of a namespace, nil if none selects it.
+func (c *Controller) policyOf(name string) (*broker.OverflowPolicy, error) {
+	namespace, err := c.Namespaces.Get(name)
+	if err != nil {
+		return nil, fmt.Errorf("getting namespace %s: %w", name, err)
+	}
+	return c.Policies.List().Of(namespace)
 }
 
 // writeFailed handles the error of a write, and returns when to requeue the request, or zero.
@@ -212,7 +195,7 @@ func (c *Controller) writeFailed(log klog.Logger, request demand.Request, err er
 		return conflictRetryAfter
 	case apierrors.IsInvalid(err):
 		log.Error(err, "The API server rejected the Reservation")
-		c.setUnasked(request.Key, true)
+		c.setLimited(request.Key, true, 0)
 		c.recordAll(request, failed("invalid", fmt.Sprintf("Failed to request capacity: %v. It is requested again when the pod is tried again, within %.0f minutes.", err, waiting.MaxRetry.Minutes()), nil))
 		return 0
 	case apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err): // the last is of a webhook that gives no code
@@ -243,7 +226,7 @@ func (c *Controller) refused(request demand.Request, kind string, err error) (re
 		return requeueAfter
 	}
 	if kind == refusedWrite {
-		c.setUnasked(request.Key, true)
+		c.setLimited(request.Key, true, 0)
 	}
 	c.recordAll(request, notWritten(kind, err))
 	return requeueAfter
@@ -269,39 +252,6 @@ func newRefusals(clock clock.Clock) *flowcontrol.Backoff {
 	return refusals
 }
 
-// followExisting reports whether nothing can or need be written while the Reservation is as it is,
-// and when to requeue the request then, or zero.
-func (c *Controller) followExisting(request demand.Request, name string, current *broker.Reservation) (requeueAfter time.Duration, done bool) {
-	if key, _ := demand.KeyOfReservation(current); key != request.Key {
-		c.setUnasked(request.Key, true)
-		c.recordAll(request, failed(name, fmt.Sprintf("Reservation %s already exists for another owner. Delete it to request capacity for this pod.", name), current))
-		return 0, true
-	}
-	if current.DeletionTimestamp != nil {
-		// Its capacity is released; it is created again once it is deleted.
-		if c.Clock.Since(current.DeletionTimestamp.Time) > deletedWithin {
-			var users int32
-			for i := range current.Status.Allocations {
-				users += c.Placements.UsersOf(current.Namespace, broker.VirtualNodeName(current.Status.Allocations[i].Cluster), demand.HoldLabel(current.Status.ID))
-			}
-			if users > 0 {
-				c.setUnasked(request.Key, true)
-				c.recordAll(request, deleting(current, users))
-			}
-		}
-		return retryAfter, true
-	}
-	if covers(current, request) {
-		c.setUnasked(request.Key, false)
-		return 0, true
-	}
-	// Priority and minimum follow pods that come and go.
-	if wait := c.writes.raiseIn(request.Key); wait > 0 && (!decided(current) || coversPods(current, request)) {
-		return wait, true
-	}
-	return 0, false
-}
-
 // objectOf returns a reference to the object that the owner of a key is.
 func (c *Controller) objectOf(key demand.Key, owner metav1.OwnerReference) (metav1.OwnerReference, error) {
 	switch {
@@ -320,25 +270,11 @@ func (c *Controller) objectOf(key demand.Key, owner metav1.OwnerReference) (meta
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: namespace.Name, UID: namespace.UID}, nil
 }
 
-// setUnasked records whether no capacity for a key is requested, and wakes the pods that wait
-// for the decision.
-func (c *Controller) setUnasked(key demand.Key, unasked bool) { c.setLimited(key, unasked, 0) }
-
-// setLimited does so if capacity is requested for no more than a number of pods.
+// setLimited records whether capacity for a key is requested for no more than a number of pods,
+// and wakes the pods that wait for the decision.
 func (c *Controller) setLimited(key demand.Key, limited bool, to int32) {
 	if before, was := c.Grants.UnaskedBut(key); was != limited || limited && before != to {
 		c.Grants.SetUnasked(key, limited, to)
 		c.Queue.AddKey(key)
 	}
-}
-
-// decided reports whether the current generation of a Reservation is granted,
-// queued or failed.
-func decided(r *broker.Reservation) bool {
-	if r.Status.ObservedGeneration < r.Generation {
-		return false
-	}
-	return r.Status.Phase == broker.ReservationFailed ||
-		meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionReady) ||
-		meta.IsStatusConditionTrue(r.Status.Conditions, broker.ConditionQueued)
 }
