@@ -9,7 +9,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 )
 
@@ -127,8 +126,4 @@ func (a *OverflowArgs) validate() error {
 		return fmt.Errorf("gangTimeout: want 1s to 15m, got %s", timeout)
 	}
 	return nil
-}
-
-func (a *OverflowArgs) windows() demand.Windows {
-	return demand.Windows{Quiet: a.BatchQuiet.Duration, Longest: a.BatchLongest.Duration}
 }

@@ -67,8 +67,9 @@ func (p *Plugin) start(ctx context.Context) error {
 	core := p.handle.SharedInformerFactory().Core().V1()
 	p.reservations = request.NewReservations(client, reservations.GetIndexer(), clock.RealClock{})
 	controller := request.New(request.Config{
-		Log: log, Clock: clock.RealClock{}, Queue: p.queue, Batcher: demand.NewBatcher(clock.RealClock{}, p.args.windows()),
-		Grants: p.grants, Gate: p.gate, Placements: p.placements,
+		Log: log, Clock: clock.RealClock{}, Queue: p.queue,
+		Batcher: demand.NewBatcher(clock.RealClock{}, demand.Windows{Quiet: p.args.BatchQuiet.Duration, Longest: p.args.BatchLongest.Duration}),
+		Grants:  p.grants, Gate: p.gate, Placements: p.placements,
 		Waker: &waiting.Waker{
 			Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled,
 			Pools: p.pools, MayUse: func(pod *corev1.Pod, pool *usage.Pool) bool { return slices.Contains(p.poolsOf(pod), pool) },

@@ -92,7 +92,7 @@ func (c *Controller) look() {
 		}
 	}
 	for key, pods := range waiting {
-		if r := c.Reservations.get(key.Namespace, key.Name(owners[key].Name)); r != nil && c.waitsForGrant(key, r) {
+		if r := c.Reservations.get(key, key.Name(owners[key].Name)); r != nil && c.waitsForGrant(key, r) {
 			e := requested(owners[key], r)
 			for _, uid := range pods {
 				c.record(uid, e)

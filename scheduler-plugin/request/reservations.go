@@ -60,10 +60,9 @@ type Reservations struct {
 	cache  cache.Indexer
 	clock  clock.PassiveClock
 
-	mu      sync.Mutex
-	written map[types.NamespacedName]written
-	// names of the own writes by key.
-	names map[demand.Key]types.NamespacedName
+	mu sync.Mutex
+	// written has the own writes by the keys of their requests.
+	written map[demand.Key]written
 }
 
 // written is a Reservation as the API server returned it to a write.
@@ -74,64 +73,62 @@ type written struct {
 
 // NewReservations returns the Reservations of an informer that has Indexers.
 func NewReservations(client rest.Interface, indexer cache.Indexer, clock clock.PassiveClock) *Reservations {
-	return &Reservations{client: client, cache: indexer, clock: clock, written: map[types.NamespacedName]written{}, names: map[demand.Key]types.NamespacedName{}}
+	return &Reservations{client: client, cache: indexer, clock: clock, written: map[demand.Key]written{}}
 }
 
-// get returns a Reservation, or nil.
-func (s *Reservations) get(namespace, name string) *broker.Reservation {
+// get returns the Reservation of a name that requests are written to, or nil.
+func (s *Reservations) get(key demand.Key, name string) *broker.Reservation {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.read(namespace, name)
+	if obj, exists, err := s.cache.GetByKey(key.Namespace + "/" + name); err == nil && exists {
+		return s.newest(obj.(*broker.Reservation))
+	}
+	return s.own(key)
 }
 
-func (s *Reservations) read(namespace, name string) *broker.Reservation {
-	nn := types.NamespacedName{Namespace: namespace, Name: name}
-	own, wrote := s.written[nn]
-	if wrote && s.clock.Since(own.at) > maxCacheLag {
-		delete(s.written, nn)
-		wrote = false
+// own returns the own write for a key, nil if there is none that may be newer than the cache.
+func (s *Reservations) own(key demand.Key) *broker.Reservation {
+	if s.clock.Since(s.written[key].at) > maxCacheLag {
+		delete(s.written, key)
 	}
-	obj, exists, err := s.cache.GetByKey(nn.String())
-	switch {
-	case err == nil && exists:
-		cached := obj.(*broker.Reservation)
-		if wrote {
-			if age, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, own.ResourceVersion); err == nil && age < 0 {
-				return own.Reservation
-			}
-			delete(s.written, nn)
+	return s.written[key].Reservation
+}
+
+// newest returns a Reservation of the cache, or the own write that it does not show yet.
+func (s *Reservations) newest(cached *broker.Reservation) *broker.Reservation {
+	key, _ := demand.KeyOfReservation(cached)
+	if own := s.own(key); own != nil && own.Name == cached.Name {
+		if age, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, own.ResourceVersion); err == nil && age < 0 {
+			return own
 		}
-		return cached
-	case wrote:
-		return own.Reservation
+		delete(s.written, key)
 	}
-	return nil
+	return cached
 }
 
 // list returns the Reservations of a namespace.
-func (s *Reservations) list(namespace string) ([]*broker.Reservation, error) {
+func (s *Reservations) list(namespace string) (all []*broker.Reservation, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	names := map[string]bool{}
 	objs, err := s.cache.ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("listing Reservations: %w", err)
 	}
 	for _, obj := range objs {
-		names[obj.(*broker.Reservation).Name] = true
+		all = append(all, s.newest(obj.(*broker.Reservation)))
 	}
-	for nn := range s.written {
-		if nn.Namespace == namespace {
-			names[nn.Name] = true
-		}
-	}
-	var all []*broker.Reservation
-	for name := range names {
-		if res := s.read(namespace, name); res != nil {
-			all = append(all, res)
+	for key := range s.written {
+		if own := s.own(key); own != nil && key.Namespace == namespace && !s.cached(own) {
+			all = append(all, own)
 		}
 	}
 	return all, nil
+}
+
+// cached reports whether the cache has a Reservation.
+func (s *Reservations) cached(r *broker.Reservation) bool {
+	_, exists, err := s.cache.Get(r)
+	return err == nil && exists
 }
 
 // keyIndex indexes Reservations by key.
@@ -169,13 +166,8 @@ func (s *Reservations) ByKey(key demand.Key) ([]*broker.Reservation, error) {
 func (s *Reservations) dropDeleted(key demand.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	name, wrote := s.names[key]
-	if !wrote {
-		return
-	}
-	if _, exists, _ := s.cache.GetByKey(name.String()); !exists {
-		delete(s.written, name)
-		delete(s.names, key)
+	if own := s.written[key].Reservation; own != nil && !s.cached(own) {
+		delete(s.written, key)
 	}
 }
 
@@ -205,8 +197,7 @@ func (s *Reservations) apply(ctx context.Context, request demand.Request, owner 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	name := types.NamespacedName{Namespace: applied.Namespace, Name: applied.Name}
-	s.written[name], s.names[request.Key] = written{applied, s.clock.Now()}, name
+	s.written[request.Key] = written{applied, s.clock.Now()}
 	return applied, nil
 }
 

@@ -159,7 +159,7 @@ func (c *Controller) reconcile(ctx context.Context, request demand.Request) (req
 // gather returns what is known of a request.
 func (c *Controller) gather(request demand.Request) input {
 	namespace, name := request.Key.Namespace, request.Key.Name(request.Owner.Name)
-	in := input{request: request, current: c.Reservations.get(namespace, name), raiseIn: c.writes.raiseIn(request.Key)}
+	in := input{request: request, current: c.Reservations.get(request.Key, name), raiseIn: c.writes.raiseIn(request.Key)}
 	covered := false
 	if r := in.current; r != nil {
 		if r.DeletionTimestamp != nil && c.Clock.Since(r.DeletionTimestamp.Time) > deletedWithin {
