@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -216,18 +217,18 @@ func (j *judge) refuse(instruction *broker.ProviderInstruction, want broker.Held
 // unused is the part of the wanted capacity that no guest uses yet (missing), and
 // that of all other promises.
 func (j *judge) unused(instruction *broker.ProviderInstruction, want broker.HeldCapacity) (missing broker.HeldCapacity, promised []broker.HeldCapacity) {
-	byConsumer := map[string][]Promise{}
+	byConsumer := map[string][]usage.Promise{}
 	for _, other := range j.instructions {
 		if other.UID != instruction.UID {
-			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], promiseOf(other, j.held[other.UID]))
+			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], usage.PromiseOf(other, j.held[other.UID]))
 		}
 	}
 	// Last, so that guests of none count for the consumer's other promises first, and as
 	// much as possible of this one must fit.
-	byConsumer[j.consumer] = append(byConsumer[j.consumer], promiseOf(instruction, want))
+	byConsumer[j.consumer] = append(byConsumer[j.consumer], usage.PromiseOf(instruction, want))
 	guests := j.nodes().guests
 	for _, consumer := range slices.Sorted(maps.Keys(byConsumer)) {
-		unused := Unused(byConsumer[consumer], guests[consumer].Placed)
+		unused := usage.Unused(byConsumer[consumer], guests[consumer].Placed)
 		if consumer == j.consumer {
 			missing, unused = unused[len(unused)-1], unused[:len(unused)-1]
 		}
@@ -271,5 +272,5 @@ func within(guests inventory.Guests, total corev1.ResourceList, pods int32) (usi
 		used = broker.AddTo(used, requests)
 	}
 	using = fmt.Sprintf("%d pods with %s", len(guests.Active), broker.FromList(used))
-	return using, len(guests.Active) <= int(pods) && covers(total, used)
+	return using, len(guests.Active) <= int(pods) && usage.Covers(total, used)
 }

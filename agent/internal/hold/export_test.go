@@ -5,7 +5,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -50,23 +50,11 @@ func (r *Reconciler) PlanPlaces(observed Observed, in *broker.ProviderInstructio
 // how many that wait an event is to say so.
 func (r *Reconciler) Waiting(observed Observed, in *broker.ProviderInstruction, held broker.HeldCapacity) (ungated, reported int) {
 	s := situation{
-		consumer: in.Spec.RequesterClusterID, holdings: []holding{{in, held}}, usage: newUsage([]Promise{promiseOf(in, held)}),
+		consumer: in.Spec.RequesterClusterID, holdings: []holding{{in, held}}, usage: usage.New([]usage.Promise{usage.PromiseOf(in, held)}),
 		expected: map[string]int{}, node: observed.Node,
 	}
 	moves := r.match(&s, observed.Places(s.consumer))
 	return len(moves.ungate), len(moves.unplaced)
-}
-
-// HasPlace exposes whether a guest uses a part of what others leave.
-func HasPlace(promises []Promise, others []inventory.Guest, next inventory.Guest) bool {
-	u := newUsage(promises)
-	for _, guest := range others {
-		u.add(guest)
-	}
-	before := u.left()
-	u.add(next)
-	_, ok := u.shareOf(before, u.left())
-	return ok
 }
 
 // Enqueued takes the consumers that were enqueued, in order.

@@ -3,8 +3,7 @@ package hold
 import (
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
@@ -41,20 +40,7 @@ func place(packer *capacity.Packer, wanted broker.HeldCapacity) *capacity.Reject
 // addition to a.
 func Covers(a, b broker.HeldCapacity) bool {
 	if len(b.PodSets) == 0 || len(a.PodSets) == 0 {
-		return len(a.PodSets) == len(b.PodSets) && covers(a.Totals.List(), b.Totals.List()) || b.Empty()
+		return len(a.PodSets) == len(b.PodSets) && usage.Covers(a.Totals.List(), b.Totals.List()) || b.Empty()
 	}
 	return capacity.Sub(b, a).Empty()
-}
-
-func covers(a, b corev1.ResourceList) bool {
-	for name, amount := range b {
-		if have := a[name]; have.Cmp(amount) < 0 {
-			return false
-		}
-	}
-	return true
-}
-
-func compare(a, b corev1.ResourceList) int {
-	return capacity.Compare(capacity.Ceil(a), capacity.Ceil(b))
 }

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -88,11 +89,11 @@ func unusedOf(standing []*broker.ProviderInstruction, now nodes) map[types.UID]b
 	}
 	out := map[types.UID]broker.HeldCapacity{}
 	for consumer, own := range byConsumer {
-		var promises []Promise
+		var promises []usage.Promise
 		for _, instruction := range own {
-			promises = append(promises, promiseOf(instruction, *heldBy(instruction)))
+			promises = append(promises, usage.PromiseOf(instruction, *heldBy(instruction)))
 		}
-		for i, left := range Unused(promises, now.guests[consumer].Placed) {
+		for i, left := range usage.Unused(promises, now.guests[consumer].Placed) {
 			out[own[i].UID] = left
 		}
 	}

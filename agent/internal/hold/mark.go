@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -20,7 +21,7 @@ import (
 // offered, such as cordoned ones, for which nothing is held beside the others. Which of them
 // that are changes as little as possible. exposed is the number of guests on such nodes or
 // with a mark.
-func leaving(guests inventory.Places, offered func(node string) bool, promises []Promise) (must map[types.UID]bool, exposed int) {
+func leaving(guests inventory.Places, offered func(node string) bool, promises []usage.Promise) (must map[types.UID]bool, exposed int) {
 	var on, others []int
 	for i, pod := range guests.Guests {
 		switch {
@@ -38,11 +39,11 @@ func leaving(guests inventory.Places, offered func(node string) bool, promises [
 	if exposed == 0 {
 		return nil, 0
 	}
-	used := newUsage(promises)
+	used := usage.New(promises)
 	// The consumer lowers the hold that has lost capacity: its guests take none of another one.
-	used.strict = true
+	used.Strict = true
 	for _, i := range others {
-		used.add(guests.Guest(i))
+		used.Add(guests.Guest(i))
 	}
 	slices.SortStableFunc(on, func(i, j int) int {
 		a, b := guests.Guests[i], guests.Guests[j]
@@ -55,15 +56,15 @@ func leaving(guests inventory.Places, offered func(node string) bool, promises [
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	must = map[types.UID]bool{}
-	left := used.left()
+	left := used.Left()
 	for _, i := range on {
-		used.add(guests.Guest(i))
-		with := used.left()
-		if _, within := used.shareOf(left, with); within {
+		used.Add(guests.Guest(i))
+		with := used.Left()
+		if _, within := used.ShareOf(left, with); within {
 			left = with
 			continue
 		}
-		used.remove(guests.Guest(i))
+		used.Remove(guests.Guest(i))
 		must[guests.Guests[i].UID] = true
 	}
 	return must, exposed
@@ -79,11 +80,11 @@ func marked(pod *corev1.Pod) bool {
 // marks of other guests are removed. Some are written at a time, as places are handed over. It
 // is to be repeated while exposed guests run, and soon if more are to be written.
 func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed, more bool, err error) {
-	var promises []Promise
+	var promises []usage.Promise
 	for _, instruction := range in.instructions {
 		if instruction.Spec.RequesterClusterID == consumer {
 			// A larger hold that is being tried may be refused: what was accepted counts.
-			promises = append(promises, promiseOf(instruction, deref(cmp.Or(instruction.Status.Accepted, heldBy(instruction)))))
+			promises = append(promises, usage.PromiseOf(instruction, deref(cmp.Or(instruction.Status.Accepted, heldBy(instruction)))))
 		}
 	}
 	guests := in.observed.Places(consumer)

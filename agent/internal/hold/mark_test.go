@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -40,6 +41,14 @@ func guestsOn(all ...string) (out inventory.Places) {
 			}
 		}
 		out.Guests, out.Requests = append(out.Guests, pod), append(out.Requests, expect.Resources("cpu", fields[2]))
+	}
+	return out
+}
+
+// promises are holds, the first with label "r1", the next with "r2".
+func promises(held ...broker.HeldCapacity) (out []usage.Promise) {
+	for i, h := range held {
+		out = append(out, usage.Promise{Label: fmt.Sprint("r", i+1), Held: h})
 	}
 	return out
 }

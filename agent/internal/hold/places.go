@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -141,7 +142,7 @@ type situation struct {
 	consumer string
 	holdings []holding
 	// usage of the holdings by the guests that have a place, or are nominated to one.
-	usage *usage
+	usage *usage.Usage
 	// expected are the numbers of guests nominated to nodes.
 	expected map[string]int
 	// pods are the placeholders that guests do not take, taken the others. before is what is
@@ -155,7 +156,7 @@ type situation struct {
 // the guests have not taken theirs.
 func (s situation) needs() []placeholder.Hold {
 	var out []placeholder.Hold
-	for i, unused := range s.usage.unused() {
+	for i, unused := range s.usage.Unused() {
 		of := s.holdings[i].instruction
 		if len(s.taken) > 0 && len(unused.PodSets) == 0 {
 			unused = s.before[i]
@@ -283,11 +284,11 @@ func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Pl
 
 // planPlaces plans what ensurePlaces does, with the placeholders that exist.
 func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (moves moves, plan placeholder.Plan) {
-	var promises []Promise
+	var promises []usage.Promise
 	for _, h := range holdings {
-		promises = append(promises, promiseOf(h.instruction, h.held))
+		promises = append(promises, usage.PromiseOf(h.instruction, h.held))
 	}
-	s := situation{consumer: in.consumer, holdings: holdings, usage: newUsage(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
+	s := situation{consumer: in.consumer, holdings: holdings, usage: usage.New(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
 	moves = r.match(&s, observed)
 	options := r.Placeholders
 	options.Owner = owner
@@ -316,11 +317,11 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves
 		case pod.Spec.NodeName != "":
 			delete(r.places.nominated, pod.UID)
 			if inventory.Runs(s.node(pod.Spec.NodeName)) {
-				s.usage.add(observed.Guest(i))
+				s.usage.Add(observed.Guest(i))
 			}
 		case pod.DeletionTimestamp != nil:
 		case node != "":
-			s.usage.add(observed.Guest(i))
+			s.usage.Add(observed.Guest(i))
 			s.expected[node]++
 			if gated(pod) && !isWritten {
 				// The agent was interrupted.
@@ -338,14 +339,14 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves
 	slices.SortStableFunc(waiting, func(a, b int) int {
 		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
 	})
-	s.before = s.usage.unused()
-	places, left := placeholder.NewPlaces(s.pods), s.usage.left()
+	s.before = s.usage.Unused()
+	places, left := placeholder.NewPlaces(s.pods), s.usage.Left()
 	for _, i := range waiting {
 		pod, guest := observed.Guests[i], observed.Guest(i)
-		s.usage.add(guest)
-		with := s.usage.left()
-		share, within := s.usage.shareOf(left, with)
-		if within && share.divisible && capacity.Ceil(guest.Requests).IsZero() {
+		s.usage.Add(guest)
+		with := s.usage.Left()
+		share, within := s.usage.ShareOf(left, with)
+		if within && share.Divisible && capacity.Ceil(guest.Requests).IsZero() {
 			if left = with; gated(pod) {
 				moves.ungate = append(moves.ungate, pod)
 			}
@@ -359,7 +360,7 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves
 				continue
 			}
 		}
-		s.usage.remove(guest)
+		s.usage.Remove(guest)
 		switch {
 		case !gated(pod):
 		case before.Has(pod.UID):
@@ -379,10 +380,10 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves
 }
 
 // part is the share of a hold that a guest uses.
-func (s situation) part(of share) placeholder.Part {
-	part := placeholder.Part{Hold: holdUID(s.holdings[of.of].instruction), Divisible: of.divisible}
-	if !of.divisible {
-		part.Shape = placeholder.ShapeOf(s.holdings[of.of].held.PodSets[of.at])
+func (s situation) part(of usage.Share) placeholder.Part {
+	part := placeholder.Part{Hold: holdUID(s.holdings[of.Of].instruction), Divisible: of.Divisible}
+	if !of.Divisible {
+		part.Shape = placeholder.ShapeOf(s.holdings[of.Of].held.PodSets[of.At])
 	}
 	return part
 }

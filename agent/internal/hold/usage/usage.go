@@ -1,11 +1,13 @@
-package hold
+package usage
 
 import (
+	"cmp"
 	"encoding/binary"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -15,14 +17,18 @@ import (
 
 // Promise is a hold of a consumer.
 type Promise struct {
+	// UID and Name are its Reservation's: they stay the same if the instruction is replaced.
+	UID  types.UID
+	Name string
 	// Label is what label broker.LabelHold of a guest says that uses it.
 	Label string
 	Held  broker.HeldCapacity
 }
 
-// promiseOf is what an instruction promises.
-func promiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity) Promise {
-	return Promise{Label: demand.HoldLabel(instruction.Spec.ReservationName), Held: held}
+// PromiseOf is what an instruction promises.
+func PromiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity) Promise {
+	spec := instruction.Spec
+	return Promise{UID: cmp.Or(spec.ReservationUID, instruction.UID), Name: spec.ReservationName, Label: demand.HoldLabel(spec.ReservationName), Held: held}
 }
 
 // divisible reports whether guests of any shape may use a promise.
@@ -35,20 +41,21 @@ func (p Promise) divisible() bool { return len(p.Held.PodSets) == 0 && !p.Held.E
 // only among its own promises with it. A guest that finds none uses nothing: where placeholders keep
 // the places, it waits.
 func Unused(promises []Promise, guests []inventory.Guest) []broker.HeldCapacity {
-	u := newUsage(promises)
+	u := New(promises)
 	for _, guest := range guests {
-		u.add(guest)
+		u.Add(guest)
 	}
-	return u.unused()
+	return u.Unused()
 }
 
-// usage is what the guests of a consumer use of its promises. Guests with the same requests and
+// Usage is what the guests of a consumer use of its promises. Guests with the same requests and
 // label are counted as one kind: the cost of what is left does not grow with their number.
-type usage struct {
+type Usage struct {
+	// Strict: guests whose label names a promise use no other.
+	Strict   bool
 	promises []Promise
-	// named are the promises by their labels. With strict, guests of one of them use no other.
-	named  map[string]int
-	strict bool
+	// named are the promises by their labels.
+	named map[string]int
 	// sets of all promises, the smallest pods first; all are their indices, and own those of each
 	// promise.
 	sets []promisedSet
@@ -81,17 +88,18 @@ type kindKey struct {
 	key string
 }
 
-// left is what guests leave: of each set the number of pods, in the order of usage.sets. parts
+// Left is what guests leave: of each set the number of pods, in the order of Usage.sets. parts
 // is what guests request of the divisible promises, and unplaced the number of guests for which
 // nothing is left.
-type left struct {
+type Left struct {
 	counts   []int32
 	parts    map[int]corev1.ResourceList
 	unplaced int32
 }
 
-func newUsage(promises []Promise) *usage {
-	u := &usage{promises: promises, named: map[string]int{}, own: make([][]int, len(promises)), index: map[kindKey]int{}}
+// New returns the Usage of promises that no guest uses.
+func New(promises []Promise) *Usage {
+	u := &Usage{promises: promises, named: map[string]int{}, own: make([][]int, len(promises)), index: map[kindKey]int{}}
 	var sizes []capacity.Vector
 	var order []int
 	var sets []promisedSet
@@ -127,13 +135,13 @@ func keyOf(requests corev1.ResourceList) string {
 	return string(key)
 }
 
-// add counts a guest.
-func (u *usage) add(guest inventory.Guest) { u.count(guest, 1) }
+// Add counts a guest.
+func (u *Usage) Add(guest inventory.Guest) { u.count(guest, 1) }
 
-// remove undoes add.
-func (u *usage) remove(guest inventory.Guest) { u.count(guest, -1) }
+// Remove undoes Add.
+func (u *Usage) Remove(guest inventory.Guest) { u.count(guest, -1) }
 
-func (u *usage) count(guest inventory.Guest, n int32) {
+func (u *Usage) count(guest inventory.Guest, n int32) {
 	key := kindKey{anyPromise, keyOf(guest.Requests)}
 	if of, known := u.named[guest.Hold]; known {
 		key.of = of
@@ -147,9 +155,9 @@ func (u *usage) count(guest inventory.Guest, n int32) {
 	u.kinds[i].guests += n
 }
 
-// left is what the guests leave.
-func (u *usage) left() left {
-	out := left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}}
+// Left is what the guests leave.
+func (u *Usage) Left() Left {
+	out := Left{counts: make([]int32, len(u.sets)), parts: map[int]corev1.ResourceList{}}
 	for i, s := range u.sets {
 		out.counts[i] = u.promises[s.of].Held.PodSets[s.at].Count
 	}
@@ -159,7 +167,7 @@ func (u *usage) left() left {
 	}
 	u.useOwn(&out, rest)
 	for i, k := range u.kinds {
-		if u.strict && k.of != anyPromise {
+		if u.Strict && k.of != anyPromise {
 			out.unplaced += rest[i]
 			rest[i] = 0
 		}
@@ -177,7 +185,7 @@ func (u *usage) left() left {
 
 // useOwn makes guests use the promises that their labels name, and leaves in rest how many find
 // nothing there.
-func (u *usage) useOwn(out *left, rest []int32) {
+func (u *Usage) useOwn(out *Left, rest []int32) {
 	for i, k := range u.kinds {
 		if k.of != anyPromise {
 			rest[i] = u.use(out, u.own[k.of], rest[i], k.same)
@@ -193,7 +201,7 @@ func (u *usage) useOwn(out *left, rest []int32) {
 
 // use makes n guests use pods of those sets that match, the smallest first, and returns how many
 // find none.
-func (u *usage) use(out *left, sets []int, n int32, matches func(promisedSet) bool) (rest int32) {
+func (u *Usage) use(out *Left, sets []int, n int32, matches func(promisedSet) bool) (rest int32) {
 	for _, i := range sets {
 		if n <= 0 {
 			break
@@ -211,10 +219,10 @@ func (u *usage) use(out *left, sets []int, n int32, matches func(promisedSet) bo
 func (k kind) same(s promisedSet) bool { return s.key == k.key }
 
 // fits reports whether they have at least as large ones.
-func (k kind) fits(s promisedSet) bool { return covers(s.requests, k.requests) }
+func (k kind) fits(s promisedSet) bool { return Covers(s.requests, k.requests) }
 
 // usePart makes n guests use a promise if it is divisible, and returns how many do not fit it.
-func (u *usage) usePart(out *left, of int, requests corev1.ResourceList, n int32) (rest int32) {
+func (u *Usage) usePart(out *Left, of int, requests corev1.ResourceList, n int32) (rest int32) {
 	if n <= 0 || !u.promises[of].divisible() {
 		return n
 	}
@@ -226,13 +234,13 @@ func (u *usage) usePart(out *left, of int, requests corev1.ResourceList, n int32
 }
 
 // unusedPart is what is left of a divisible promise.
-func (u *usage) unusedPart(used left, of int) corev1.ResourceList {
+func (u *Usage) unusedPart(used Left, of int) corev1.ResourceList {
 	return capacity.Subtract(u.promises[of].Held.Totals.List(), used.parts[of])
 }
 
-// unused are the promises less what the guests use.
-func (u *usage) unused() []broker.HeldCapacity {
-	used := u.left()
+// Unused are the promises less what the guests use.
+func (u *Usage) Unused() []broker.HeldCapacity {
+	used := u.Left()
 	out := make([]broker.HeldCapacity, len(u.promises))
 	for i := range u.promises {
 		out[i] = *u.promises[i].Held.DeepCopy()
@@ -250,22 +258,22 @@ func (u *usage) unused() []broker.HeldCapacity {
 	return out
 }
 
-// share is the part of a promise that a guest uses: a pod of a set, or of a divisible total.
-type share struct {
-	of, at    int
-	divisible bool
+// Share is the part of a promise that a guest uses: a pod of a set, or of a divisible total.
+type Share struct {
+	Of, At    int
+	Divisible bool
 }
 
-// shareOf is the share of a guest that is used after and was left before: of a divisible promise
+// ShareOf is the share of a guest that is used after and was left before: of a divisible promise
 // also if the guest requests nothing. ok is false if there is none for it, or only that of a guest
 // which is counted already.
-func (u *usage) shareOf(before, after left) (s share, ok bool) {
+func (u *Usage) ShareOf(before, after Left) (s Share, ok bool) {
 	if after.unplaced > before.unplaced {
 		return s, false
 	}
 	for i, set := range u.sets {
-		if after.counts[i] < before.counts[i] && (!ok || set.of < s.of || set.of == s.of && set.at < s.at) {
-			s, ok = share{of: set.of, at: set.at}, true
+		if after.counts[i] < before.counts[i] && (!ok || set.of < s.Of || set.of == s.Of && set.at < s.At) {
+			s, ok = Share{Of: set.of, At: set.at}, true
 		}
 	}
 	if ok {
@@ -273,10 +281,20 @@ func (u *usage) shareOf(before, after left) (s share, ok bool) {
 	}
 	of := slices.IndexFunc(u.promises, Promise.divisible)
 	for i := range u.promises {
-		if compare(before.parts[i], after.parts[i]) != 0 {
+		if capacity.Compare(capacity.Ceil(before.parts[i]), capacity.Ceil(after.parts[i])) != 0 {
 			of = i
 			break
 		}
 	}
-	return share{of: of, divisible: true}, true
+	return Share{Of: of, Divisible: true}, true
+}
+
+// Covers reports whether a has at least each amount of b.
+func Covers(a, b corev1.ResourceList) bool {
+	for name, amount := range b {
+		if have := a[name]; have.Cmp(amount) < 0 {
+			return false
+		}
+	}
+	return true
 }
