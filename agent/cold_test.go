@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -75,11 +76,11 @@ func TestColdDryRun(t *testing.T) {
 					return in.Status.ObservedAttempt == attempt && condition.Reason == reason && strings.Contains(condition.Message, words), fmt.Sprintf("%+v", in.Status)
 				})
 			}
-			decided(1, hold.ReasonGuestNotAdmitted, "no pods of other clusters")
+			decided(1, verdict.ReasonGuestNotAdmitted, "no pods of other clusters")
 			lift()
 			in.Spec.Attempt = 2
 			expect.NoError(t, c.Update(t.Context(), in))
-			decided(2, hold.ReasonAccepted, "Holding 2 pods")
+			decided(2, verdict.ReasonAccepted, "Holding 2 pods")
 			expect.NoError(t, c.Delete(t.Context(), in))
 			eventually("the namespace to be removed", func() (bool, string) {
 				var namespaces corev1.NamespaceList

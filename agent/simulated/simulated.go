@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
@@ -116,5 +117,5 @@ func Held(of *broker.ProviderInstruction) *broker.HeldCapacity { return instruct
 // yet.
 func GaveUp(of *broker.ProviderInstruction) bool {
 	enforced := meta.FindStatusCondition(of.Status.Conditions, broker.ConditionEnforced)
-	return enforced != nil && enforced.Status == metav1.ConditionFalse && enforced.Reason == hold.ReasonCapacityLost
+	return enforced != nil && enforced.Status == metav1.ConditionFalse && enforced.Reason == verdict.ReasonCapacityLost
 }

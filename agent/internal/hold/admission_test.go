@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -110,7 +111,7 @@ func TestDefaultLimits(t *testing.T) {
 	e.limitedBy(e.guestNamespaces[0], corev1.LimitRangeItem{Default: expect.Resources("memory", "256Mi")}, expect.Resources("memory", "1Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m", "memory", "1Gi"))))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("r1", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
 }
 
 // TestPodSecurity: a provider of Pod Security Standard restricted refuses pods that do not
@@ -128,13 +129,13 @@ func TestPodSecurity(t *testing.T) {
 	reconciled(t, e.agent(e.Client), "rome")
 	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "set runAsNonRoot to true, allowPrivilegeEscalation to false, capabilities.drop to [ALL] and seccompProfile.type to RuntimeDefault", 0)
 	e.decided("root", 1, capacity.ReasonPodSecurityViolated, "guests.podSecurity to baseline", 0)
-	e.decided("complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
-	e.decided("unknown", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("complying", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("unknown", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
 
 	e.lending.PodSecurity = broker.PodSecurityBaseline
 	e.hold("root", "rome", 2, pods(root))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("root", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("root", 2, verdict.ReasonAccepted, "Holding 2 pods", 2)
 
 	namespace := &corev1.Namespace{}
 	expect.NoError(t, e.Get(t.Context(), client.ObjectKey{Name: e.guestNamespaces[0]}, namespace))
@@ -149,8 +150,8 @@ func TestPodSecurity(t *testing.T) {
 	e.hold("another", "rome", 1, pods(root))
 	e.hold("another-complying", "rome", 1, pods(complying))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("another", 1, hold.ReasonGuestNotAdmitted, `violates PodSecurity "restricted:latest"`, 0)
-	e.decided("another-complying", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("another", 1, verdict.ReasonGuestNotAdmitted, `violates PodSecurity "restricted:latest"`, 0)
+	e.decided("another-complying", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
 }
 
 // TestTotalNotAdmitted: pods of a total may be of any size. It is refused where the API server
@@ -161,7 +162,7 @@ func TestTotalNotAdmitted(t *testing.T) {
 	accepted := func(name string, attempt int64) {
 		t.Helper()
 		in, c := e.get(name)
-		if in.Status.ObservedAttempt != attempt || c.Reason != hold.ReasonAccepted {
+		if in.Status.ObservedAttempt != attempt || c.Reason != verdict.ReasonAccepted {
 			t.Errorf("%s is not accepted: %+v", name, in.Status)
 		}
 	}
@@ -169,8 +170,8 @@ func TestTotalNotAdmitted(t *testing.T) {
 	e.hold("whole", "rome", 1, total(expect.Resources("cpu", "110m")))
 	e.hold("part", "rome", 1, total(expect.Resources("cpu", "1")))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("small", 1, hold.ReasonGuestNotAdmitted, "The API server does not admit pods of any part of cpu 90m: ", 0)
-	e.decided("small", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 100m", 0)
+	e.decided("small", 1, verdict.ReasonGuestNotAdmitted, "The API server does not admit pods of any part of cpu 90m: ", 0)
+	e.decided("small", 1, verdict.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 100m", 0)
 	accepted("whole", 1)
 	accepted("part", 1)
 	lift()
@@ -186,13 +187,13 @@ func TestNotAdmittedAfterRestart(t *testing.T) {
 	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1m"))))
 	reconciled(t, e.agent(e.Client), "rome")
-	if in, c := e.get("r1"); c.Reason != hold.ReasonGrantPending || in.Status.Held == nil {
+	if in, c := e.get("r1"); c.Reason != verdict.ReasonGrantPending || in.Status.Held == nil {
 		t.Fatalf("the hold is not recorded: %+v", in.Status)
 	}
 	e.provider.Free("EnsureGrant")
 	e.limited(e.guestNamespaces[0])
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
+	e.decided("r1", 1, verdict.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 0)
 	e.granted("rome", "nothing", 0)
 }
 
@@ -204,18 +205,18 @@ func TestGrowthNotAdmittedAfterRestart(t *testing.T) {
 	small := expect.Resources("cpu", "1m")
 	e.hold("r1", "rome", 1, pods(set("pods", 2, small)))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("r1", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
 
 	e.provider.Hold("EnsureGrant", peering.Waiting("QuotaPending", "waiting for the quota"))
 	e.hold("r1", "rome", 2, pods(set("pods", 4, small)))
 	reconciled(t, e.agent(e.Client), "rome")
-	if in, c := e.get("r1"); c.Reason != hold.ReasonGrantPending || in.Status.Held.Pods() != 4 {
+	if in, c := e.get("r1"); c.Reason != verdict.ReasonGrantPending || in.Status.Held.Pods() != 4 {
 		t.Fatalf("the larger hold is not recorded: %+v", in.Status)
 	}
 	e.provider.Free("EnsureGrant")
 	lift := e.limited(e.guestNamespaces[0])
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 2, hold.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 2)
+	e.decided("r1", 2, verdict.ReasonGuestNotAdmitted, "minimum cpu usage per Container is 10m", 2)
 	e.granted("rome", "cpu 2m", 2)
 	if in, _ := e.get("r1"); in.Status.LeaveBy != nil || in.Status.Accepted != nil {
 		t.Errorf("nothing is withdrawn: %+v", in.Status)
@@ -224,14 +225,14 @@ func TestGrowthNotAdmittedAfterRestart(t *testing.T) {
 	e.clock.SetTime(e.clock.Now().Add(time.Hour))
 	e.hold("r1", "rome", 3, pods(set("pods", 2, small)))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 3, hold.ReasonGuestNotAdmitted, "Guests beyond that must leave by ", 0)
+	e.decided("r1", 3, verdict.ReasonGuestNotAdmitted, "Guests beyond that must leave by ", 0)
 	if in, _ := e.get("r1"); in.Status.LeaveBy == nil || in.Status.LeaveBy.Sub(e.clock.Now()).Round(time.Minute) != 10*time.Minute {
 		t.Errorf("guests must leave by %v, at %s", in.Status.LeaveBy, e.clock.Now())
 	}
 	lift()
 	e.hold("r1", "rome", 4, pods(set("pods", 2, small)))
 	reconciled(t, e.agent(e.Client), "rome")
-	e.decided("r1", 4, hold.ReasonAccepted, "Holding 2 pods of cpu 1m for consumer rome.", 2)
+	e.decided("r1", 4, verdict.ReasonAccepted, "Holding 2 pods of cpu 1m for consumer rome.", 2)
 	if in, _ := e.get("r1"); in.Status.LeaveBy != nil {
 		t.Errorf("no guest must leave any more: %v", in.Status.LeaveBy)
 	}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
@@ -102,10 +103,10 @@ func TestTwoAgents(t *testing.T) {
 	<-paused.writing
 	e.hold("b1", "berlin", 1, want)
 	reconciled(t, e.agent(e.Client), "berlin")
-	e.decided("b1", 1, hold.ReasonAccepted, "", 1)
+	e.decided("b1", 1, verdict.ReasonAccepted, "", 1)
 	close(paused.proceed)
 	<-done
-	e.decided("r1", 1, hold.ReasonInsufficientCapacity, "0 of 1 pods", 0)
+	e.decided("r1", 1, verdict.ReasonInsufficientCapacity, "0 of 1 pods", 0)
 	e.granted("rome", "nothing", 0)
 }
 
@@ -150,10 +151,10 @@ func TestPendingPods(t *testing.T) {
 	agent := e.agent(e.Client)
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonInsufficientCapacity, "1 of 2 pods", 0)
+	e.decided("r1", 1, verdict.ReasonInsufficientCapacity, "1 of 2 pods", 0)
 	e.hold("r1", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "1"))))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 2, hold.ReasonAccepted, "", 1)
+	e.decided("r1", 2, verdict.ReasonAccepted, "", 1)
 }
 
 // TestOlderContent: a decision about former content of the same attempt is not taken
@@ -164,8 +165,8 @@ func TestOlderContent(t *testing.T) {
 	agent := e.agent(e.Client)
 	e.hold("r1", "rome", 1, pods(set("pods", 9, expect.Resources("cpu", "1"))))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonInsufficientCapacity, "2 of 9 pods", 0)
+	e.decided("r1", 1, verdict.ReasonInsufficientCapacity, "2 of 9 pods", 0)
 	e.hold("r1", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1"))))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonAccepted, "", 1)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 1)
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -105,31 +106,31 @@ func TestColdNamespace(t *testing.T) {
 
 	e.hold("r1", "rome", 1, want)
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "only in namespaces of teams", 0)
+	e.decided("r1", 1, verdict.ReasonGuestNotAdmitted, "only in namespaces of teams", 0)
 	namespaces.none = true
 	e.hold("untried", "rome", 1, want)
 	reconciled(t, agent, "rome")
-	e.decided("untried", 1, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("untried", 1, verdict.ReasonAccepted, "Holding 2 pods", 2)
 	untried, _ := e.get("untried")
 	expect.NoError(t, e.Delete(t.Context(), untried))
 	namespaces.none = false
 	lift()
 	e.hold("r1", "rome", 2, want)
 	reconciled(t, agent, "rome")
-	e.decided("r1", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("r1", 2, verdict.ReasonAccepted, "Holding 2 pods", 2)
 
 	namespaces.waits = "the last one is being deleted"
 	e.hold("r2", "rome", 1, want)
 	reconciled(t, agent, "rome")
 	e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
 	reconciled(t, agent, "rome")
-	if in, c := e.get("r2"); c.Reason != hold.ReasonTrialPending || c.Message != "Waiting to try whether the API server admits the guests: the last one is being deleted." || in.Status.Held.Pods() != 2 || in.Status.ObservedAttempt != 0 {
+	if in, c := e.get("r2"); c.Reason != verdict.ReasonTrialPending || c.Message != "Waiting to try whether the API server admits the guests: the last one is being deleted." || in.Status.Held.Pods() != 2 || in.Status.ObservedAttempt != 0 {
 		t.Errorf("while guests cannot be tried: %+v", in.Status)
 	}
 	e.granted("rome", "cpu 2m", 2)
 	e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	reconciled(t, agent, "rome")
-	e.decided("r2", 1, hold.ReasonGuestNotAdmitted, "It is not known whether the API server admits pods of cpu 1m: the last one is being deleted.", 0)
+	e.decided("r2", 1, verdict.ReasonGuestNotAdmitted, "It is not known whether the API server admits pods of cpu 1m: the last one is being deleted.", 0)
 
 	for _, name := range []string{"r1", "r2"} {
 		in, _ := e.get(name)
@@ -160,13 +161,13 @@ func TestTrialEndsBesideARefusal(t *testing.T) {
 	e.hold("r1", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
 	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "2m"))))
 	reconciled(t, agent, "rome")
-	e.decided("r2", 1, hold.ReasonGuestNotAdmitted, "none of 2m", 0)
+	e.decided("r2", 1, verdict.ReasonGuestNotAdmitted, "none of 2m", 0)
 	if in, _ := e.get("r1"); in.Status.ObservedAttempt != 0 {
 		t.Errorf("decided before its guests are tried: %+v", in.Status)
 	}
 	e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "It is not known", 0)
+	e.decided("r1", 1, verdict.ReasonGuestNotAdmitted, "It is not known", 0)
 }
 
 // TestTriedOnceGranted: where admission refuses what is not granted, a hold is granted before its
@@ -187,14 +188,14 @@ func TestTriedOnceGranted(t *testing.T) {
 	}
 	e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	reconciled(t, agent, "rome")
-	e.decided("r1", 1, hold.ReasonGuestNotAdmitted, "It is not known", 0)
+	e.decided("r1", 1, verdict.ReasonGuestNotAdmitted, "It is not known", 0)
 	e.granted("rome", "nothing", 0)
 
 	e.hold("r1", "rome", 2, want)
 	reconciled(t, agent, "rome")
 	lift()
 	reconciled(t, agent, "rome")
-	e.decided("r1", 2, hold.ReasonAccepted, "Holding 2 pods", 2)
+	e.decided("r1", 2, verdict.ReasonAccepted, "Holding 2 pods", 2)
 	e.granted("rome", "cpu 2m", 2)
 }
 
@@ -221,10 +222,10 @@ func TestProofAndTrialTogether(t *testing.T) {
 		undecidedAt, decidedAt time.Duration
 		reason                 string
 	}{
-		{"what the proof leaves", 15 * time.Second, 0, 19 * time.Second, 21 * time.Second, hold.ReasonGuestNotAdmitted},
-		{"all of it", time.Second, 0, 19 * time.Second, 21 * time.Second, hold.ReasonGuestNotAdmitted},
-		{"the least time", 19 * time.Second, 0, 21500 * time.Millisecond, 24 * time.Second, hold.ReasonGuestNotAdmitted},
-		{"a guest is tried in the least time", 19 * time.Second, 21 * time.Second, 20 * time.Second, 22 * time.Second, hold.ReasonAccepted},
+		{"what the proof leaves", 15 * time.Second, 0, 19 * time.Second, 21 * time.Second, verdict.ReasonGuestNotAdmitted},
+		{"all of it", time.Second, 0, 19 * time.Second, 21 * time.Second, verdict.ReasonGuestNotAdmitted},
+		{"the least time", 19 * time.Second, 0, 21500 * time.Millisecond, 24 * time.Second, verdict.ReasonGuestNotAdmitted},
+		{"a guest is tried in the least time", 19 * time.Second, 21 * time.Second, 20 * time.Second, 22 * time.Second, verdict.ReasonAccepted},
 	} {
 		attempt, recorded := int64(i+1), e.clock.Now()
 		at := func(after time.Duration) {
@@ -284,7 +285,7 @@ func (e *env) triedAgain(agent *hold.Reconciler, namespaces *trials) {
 	if c := after(4*time.Second, "pending"); c.Status != metav1.ConditionUnknown {
 		e.Errorf("another attempt has the time of the one before: %+v", c)
 	}
-	if c := after(20*time.Second, "pending"); c.Reason != hold.ReasonGuestNotAdmitted {
+	if c := after(20*time.Second, "pending"); c.Reason != verdict.ReasonGuestNotAdmitted {
 		e.Errorf("guests are tried for longer: %+v", c)
 	}
 }

@@ -26,6 +26,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
@@ -35,7 +37,7 @@ import (
 
 // requeueAfter is the delay before a step is repeated that waits for a change
 // without an event.
-const requeueAfter = 2 * time.Second
+const requeueAfter = verdict.RetryAfter
 
 // conflictRetryAfter is the delay after an instruction was changed while it was judged.
 const conflictRetryAfter = 100 * time.Millisecond
@@ -105,26 +107,18 @@ type Reconciler struct {
 
 	// Only the one worker uses these. unusedSince is when a consumer was first seen
 	// with neither an instruction nor a guest; grants is what each consumer was granted
-	// last, waiting since when a grant is not in effect. By the instruction's UID: unverified is what was held before a larger hold
-	// that is recorded and not verified yet, lost what does not fit any more and refused
-	// what was refused, while it is not in the status yet, written the instruction as last
-	// written.
+	// last, waiting since when a grant is not in effect. memory is what is known of
+	// instructions besides their statuses, written the instructions as last written.
 	unusedSince map[string]time.Time
 	grants      map[string]inEffect
 	waiting     map[string]time.Time
-	unverified  map[types.UID]broker.HeldCapacity
-	lost        map[types.UID]loss
-	refused     map[types.UID]refusal
+	memory      *verdict.Memory
 	written     written
 	places      *places
 	// marking are the consumers of which guests may be on nodes that are not offered.
 	marking map[string]bool
-	// prepared are the consumers for which a namespace to try guests in is being made, and
-	// attempts what is not decided yet, by the instruction's UID.
+	// prepared are the consumers for which a namespace to try guests in is being made.
 	prepared map[string]bool
-	attempts map[types.UID]*attempt
-	// answered is how far this cluster has come with all that it was asked.
-	answered answered
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
@@ -157,8 +151,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
 		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
-		unverified: map[types.UID]broker.HeldCapacity{}, lost: map[types.UID]loss{}, refused: map[types.UID]refusal{}, written: written{},
-		places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{}, attempts: map[types.UID]*attempt{},
+		memory: verdict.NewMemory(), written: written{}, places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{},
 	}
 }
 
@@ -301,20 +294,19 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 		delete(r.waiting, consumer)
 		delete(r.marking, consumer)
 		delete(r.prepared, consumer)
-		if err := r.prove(ctx, in, nil); err != nil {
+		if _, err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
 		}
-		return r.cleanUp(ctx, consumer, in.nodes().guests[consumer])
+		return r.cleanUp(ctx, consumer, in.Nodes().Guests[consumer])
 	}
 	delete(r.unusedSince, consumer)
-	decisions := decide(in)
-	deferred := r.deferGrowth(consumer, decisions)
-	if decisions, err = r.record(ctx, &in, decisions); err == nil {
+	decisions, err := r.record(ctx, &in)
+	if err == nil {
 		var granted peering.Progress
-		if granted, err = r.enforce(ctx, in, decisions); err == nil {
+		if decisions, granted, err = r.enforce(ctx, in, decisions); err == nil {
 			result, err = r.writeStatuses(ctx, in, decisions, granted)
 		}
-		if err == nil && granted.Done && deferred {
+		if err == nil && granted.Done && slices.ContainsFunc(decisions, verdict.Decision.Deferred) {
 			return r.decideConsumer(ctx, consumer)
 		}
 	}
@@ -338,130 +330,71 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 }
 
 // enforce makes places and the grant those of the decisions. What the scheduler or the API
-// server refuses is refused, and not held any more.
-func (r *Reconciler) enforce(ctx context.Context, in input, decisions []decision) (granted peering.Progress, err error) {
-	r.noteAttempts(decisions)
-	r.refuseLateGrants(in.consumer, decisions)
-	r.prepareTrials(ctx, in.consumer, decisions)
+// server refuses is not held any more.
+func (r *Reconciler) enforce(ctx context.Context, in input, decisions []verdict.Decision) (enforced []verdict.Decision, granted peering.Progress, err error) {
+	r.memory.Note(decisions)
+	r.prepareTrials(ctx, in.Consumer, decisions)
 	for refused := true; refused; {
-		if err = r.prove(ctx, in, decisions); err != nil {
-			return granted, err
+		if decisions, err = r.prove(ctx, in, decisions); err != nil {
+			return nil, granted, err
 		}
 		// Before the grant, which may take more than one reconcile to be lowered again.
-		if refused, err = r.admit(ctx, in.consumer, decisions); err != nil {
-			return granted, err
+		if decisions, refused, err = r.try(ctx, in.Consumer, decisions); err != nil {
+			return nil, granted, err
 		}
 	}
-	for _, d := range decisions {
-		if d.refused != nil && !d.settled {
-			r.refused[d.instruction.UID] = refusal{d.instruction.Generation, d.held, d.refused}
-		}
-	}
-	total, pods := grant(decisions)
-	return r.ensureGrant(ctx, in.consumer, total, pods)
-}
-
-// deferGrowth leaves new holds alone for a while if an earlier grant of the consumer is
-// not in effect yet: otherwise holds that come one after the other would all wait for
-// the last one.
-func (r *Reconciler) deferGrowth(consumer string, decisions []decision) (deferred bool) {
-	since, waiting := r.waiting[consumer]
-	if !waiting || !r.Clock.Now().Before(since.Add(requeueAfter)) {
-		return false
-	}
-	for i := range decisions {
-		if d := &decisions[i]; d.grows() {
-			d.settled, d.held, deferred = true, d.before, true
-		}
-	}
-	return deferred
+	total, pods := verdict.Grant(decisions)
+	granted, err = r.ensureGrant(ctx, in.Consumer, total, pods)
+	return decisions, granted, err
 }
 
 // writeStatuses writes the statuses of the decisions that are not settled.
-func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []decision, granted peering.Progress) (result reconcile.Result, err error) {
-	total, pods := grant(decisions)
-	fits, using := true, ""
-	if slices.ContainsFunc(decisions, func(d decision) bool { return d.smaller && !d.settled }) {
-		using, fits = within(in.nodes().guests[in.consumer], total, pods)
-	}
-	since, waiting := r.waiting[in.consumer]
-	brief := waiting && r.Clock.Now().Before(since.Add(requeueAfter))
-	var writes []write
-	for _, d := range decisions {
-		if d.proof == placeholder.Waiting && !d.accounted {
-			// The deadline passes without an event.
-			result.RequeueAfter = requeueAfter
-		}
-		if d.settled && !(granted.Done && (d.expired(r.Clock.Now()) || d.proofChanged())) {
-			continue
-		}
-		if granted.Done && d.proving() && d.proofTakes < requeueAfter {
-			// Its status says already that it is being decided on.
-			continue
-		}
-		if !granted.Done || d.smaller && !fits {
-			result.RequeueAfter = requeueAfter
-		}
-		if !granted.Done && brief && d.refused == nil && !d.smaller {
-			// Its status says already that the grant is not in effect.
-			continue
-		}
-		writes = append(writes, write{d.instruction, d.status(granted, fits, using, r.Clock.Now(), r.LeaveWithin)})
-	}
-	if slices.ContainsFunc(decisions, func(d decision) bool { return d.untried != "" }) {
-		result.RequeueAfter = trialRetryAfter
-	}
-	if by := r.firstDue(decisions).Sub(r.Clock.Now()); by > 0 && by < result.RequeueAfter {
-		result.RequeueAfter = by
-	}
-	err = r.writeAll(ctx, writes)
-	if err == nil && granted.Done {
+func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []verdict.Decision, granted peering.Progress) (result reconcile.Result, err error) {
+	writes, retryAfter := verdict.Statuses(decisions, verdict.Effect{
+		Granted: granted, GrantWaits: r.waiting[in.Consumer], Now: r.Clock.Now(), LeaveWithin: r.LeaveWithin,
+		Guests: func() inventory.Guests { return in.Nodes().Guests[in.Consumer] },
+	})
+	if err = r.writeAll(ctx, writes); err == nil && granted.Done {
 		for _, w := range writes {
-			r.noteAnswer(w.instruction)
-			delete(r.lost, w.instruction.UID)
-			delete(r.refused, w.instruction.UID)
-			delete(r.unverified, w.instruction.UID)
+			r.memory.Written(w.Instruction, r.Clock.Now())
 		}
 	}
-	return result, err
+	return reconcile.Result{RequeueAfter: retryAfter}, err
 }
 
-// record writes what the decisions hold in addition before anything is granted, and
+// record decides, writes what the decisions hold in addition before anything is granted, and
 // then reads all instructions from the API server: of two agents that hold the same
 // capacity at once, at least one reads what the other has written. It decides again
 // if the instructions are not what the decisions assumed.
-func (r *Reconciler) record(ctx context.Context, in *input, decisions []decision) ([]decision, error) {
-	assumed := map[types.UID]broker.HeldCapacity{}
-	for _, instruction := range in.instructions {
-		assumed[instruction.UID] = deref(heldBy(instruction))
+func (r *Reconciler) record(ctx context.Context, in *input) ([]verdict.Decision, error) {
+	decisions := verdict.Decide(in.Input)
+	recording := peering.Waiting(verdict.ReasonGrantPending, "Waiting for the grant to be in effect.")
+	if r.Placeholders.Namespace != "" {
+		recording.Message = "Waiting for the grant to be in effect, and for the scheduler to find a place for each pod."
 	}
-	var writes []write
-	for _, d := range decisions {
-		if d.grows() {
-			uid := d.instruction.UID
-			r.unverified[uid], assumed[uid] = d.before, d.held
-			writes = append(writes, write{d.instruction, d.status(r.recording(), true, "", r.Clock.Now(), r.LeaveWithin)})
-		}
-	}
+	writes := verdict.Recordings(decisions, recording, in.Now)
 	if len(writes) == 0 {
 		return decisions, nil
 	}
+	r.memory.Recorded(decisions, false)
 	if err := r.writeAll(ctx, writes); err != nil {
 		return nil, err
+	}
+	assumed := map[types.UID]broker.HeldCapacity{}
+	for _, of := range in.Instructions {
+		assumed[of.UID] = deref(instruction.Held(of))
 	}
 	var live broker.ProviderInstructionList
 	if err := r.live.List(ctx, &live, client.InNamespace(r.Namespace)); err != nil {
 		return nil, fmt.Errorf("listing provider instructions: %w", err)
 	}
 	for i := range live.Items {
-		if !capacity.Equal(deref(heldBy(&live.Items[i])), assumed[live.Items[i].UID]) {
-			in.instructions = pointers(live.Items)
-			return decide(*in), nil
+		if of := &live.Items[i]; !capacity.Equal(deref(instruction.Held(of)), assumed[of.UID]) {
+			in.Instructions = pointers(live.Items)
+			return verdict.Decide(in.Input), nil
 		}
 	}
-	for _, w := range writes {
-		delete(r.unverified, w.instruction.UID)
-	}
+	r.memory.Recorded(decisions, true)
 	return decisions, nil
 }
 
@@ -480,6 +413,16 @@ func pointers(items []broker.ProviderInstruction) []*broker.ProviderInstruction 
 	return out
 }
 
+// input is what the instructions of one consumer are decided and enforced on.
+type input struct {
+	verdict.Input
+	observed Observed
+}
+
+func (in input) hasInstruction() bool {
+	return slices.ContainsFunc(in.Instructions, func(i *broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == in.Consumer })
+}
+
 // read gathers what the instructions of a consumer are decided on. The instructions
 // may be behind the API server, but not behind what this Reconciler has written.
 // pending is the lowest priority of the pending pods that count.
@@ -492,12 +435,15 @@ func (r *Reconciler) read(ctx context.Context, consumer string, pending int32) (
 	if err != nil {
 		return input{}, err
 	}
-	return input{
-		observed: observed, consumer: consumer, instructions: r.written.merge(pointers(list.Items)), lending: r.Lending, before: r.unverified, lost: r.lost, refused: r.refused,
-		nodes: sync.OnceValue(func() nodes {
-			return nodes{slots: observed.Slots(r.Headroom), guests: observed.Guests(), pending: observed.Pending(pending)}
+	in := verdict.Input{
+		Consumer: consumer, Instructions: r.written.merge(pointers(list.Items)), Lending: r.Lending, Memory: r.memory,
+		Nodes: sync.OnceValue(func() verdict.Nodes {
+			return verdict.Nodes{Slots: observed.Slots(r.Headroom), Guests: observed.Guests(), Pending: observed.Pending(pending)}
 		}),
-	}, nil
+		Now: r.Clock.Now(), GrantWaits: r.waiting[consumer],
+	}
+	r.memory.Keep(in.Instructions)
+	return input{in, observed}, nil
 }
 
 // ensureGrant lets a consumer use a total and a number of pods, and those of

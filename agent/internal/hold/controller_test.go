@@ -29,6 +29,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
@@ -266,7 +267,7 @@ func (e *env) get(name string) (*broker.ProviderInstruction, metav1.Condition) {
 // decided waits for the final status of an attempt. pods is how many are held.
 func (e *env) decided(name string, attempt int64, reason, message string, pods int32) {
 	e.Helper()
-	e.decidedAs(reason == hold.ReasonAccepted, name, attempt, reason, message, pods)
+	e.decidedAs(reason == verdict.ReasonAccepted, name, attempt, reason, message, pods)
 }
 
 // decidedAs is decided of a hold that is enforced or not.
@@ -359,19 +360,19 @@ func grantBeforeAcceptance(e *env) {
 	e.hold("r1", "rome", 1, pods(set("pods", 2, half())))
 	expect.Eventually(e, "the hold to be recorded", func() (bool, string) {
 		in, c := e.get("r1")
-		return c.Reason == hold.ReasonGrantPending && in.Status.Held.Pods() == 2, fmt.Sprint(in.Status)
+		return c.Reason == verdict.ReasonGrantPending && in.Status.Held.Pods() == 2, fmt.Sprint(in.Status)
 	})
 	expect.Eventually(e, "the condition to have the driver's message", func() (bool, string) {
 		// The wait may begin only after the hold is recorded.
 		e.clock.SetTime(e.clock.Now().Add(5 * time.Second))
 		in, c := e.get("r1")
-		return c.Reason == hold.ReasonGrantPending && c.Message == "waiting for the quota", fmt.Sprint(in.Status)
+		return c.Reason == verdict.ReasonGrantPending && c.Message == "waiting for the quota", fmt.Sprint(in.Status)
 	})
 	if in, _ := e.get("r1"); in.Status.Enforced || in.Status.ObservedAttempt != 0 || len(e.provider.Calls("EnsureGrant")) == 0 {
 		e.Fatalf("enforced is reported before the grant is in effect: %+v", in.Status)
 	}
 	e.provider.Free("EnsureGrant")
-	e.decided("r1", 1, hold.ReasonAccepted, "Holding 2 pods of cpu 500m, memory 64Mi for consumer rome.", 2)
+	e.decided("r1", 1, verdict.ReasonAccepted, "Holding 2 pods of cpu 500m, memory 64Mi for consumer rome.", 2)
 	e.granted("rome", "cpu 1, memory 128Mi", 2)
 }
 
@@ -379,17 +380,17 @@ func grantBeforeAcceptance(e *env) {
 // 500m is headroom and 1 rome's.
 func promisedIsNotAvailable(e *env) {
 	e.hold("b1", "berlin", 5, pods(set("pods", 3, half())))
-	e.decided("b1", 5, hold.ReasonInsufficientCapacity, "2 of 3 pods", 0)
+	e.decided("b1", 5, verdict.ReasonInsufficientCapacity, "2 of 3 pods", 0)
 	e.granted("berlin", "nothing", 0)
 	e.hold("b1", "berlin", 6, pods(set("pods", 2, half())))
-	e.decided("b1", 6, hold.ReasonAccepted, "2 pods", 2)
+	e.decided("b1", 6, verdict.ReasonAccepted, "2 pods", 2)
 
 	// A refused growth leaves what was held.
 	e.hold("r1", "rome", 2, pods(set("pods", 3, half())))
-	e.decided("r1", 2, hold.ReasonInsufficientCapacity, "2 of 3 pods", 2)
+	e.decided("r1", 2, verdict.ReasonInsufficientCapacity, "2 of 3 pods", 2)
 	e.granted("rome", "cpu 1, memory 128Mi", 2)
 	e.hold("r1", "rome", 3, pods(set("pods", 2, half())))
-	e.decided("r1", 3, hold.ReasonAccepted, "2 pods", 2)
+	e.decided("r1", 3, verdict.ReasonAccepted, "2 pods", 2)
 }
 
 // Guests use what is promised to their consumer.
@@ -399,7 +400,7 @@ func guestsAreNotCountedTwice(e *env) {
 	e.hold("b1", "berlin", 7, broker.HeldCapacity{})
 	e.decided("b1", 7, broker.ReasonReleased, "", 0)
 	e.hold("b1", "berlin", 8, pods(set("pods", 2, half())))
-	e.decided("b1", 8, hold.ReasonAccepted, "", 2)
+	e.decided("b1", 8, verdict.ReasonAccepted, "", 2)
 }
 
 // A shrink is confirmed when the guests fit in what remains; the grant is lowered
@@ -410,14 +411,14 @@ func shrinkWaitsForGuests(e *env) {
 	e.granted("rome", "cpu 500m, memory 64Mi", 1)
 	expect.Eventually(e, "the condition to name the guests", func() (bool, string) {
 		in, c := e.get("r1")
-		return c.Reason == hold.ReasonGuestsRemain && strings.Contains(c.Message, "2 pods with cpu 1"), fmt.Sprint(in.Status)
+		return c.Reason == verdict.ReasonGuestsRemain && strings.Contains(c.Message, "2 pods with cpu 1"), fmt.Sprint(in.Status)
 	})
 	if in, _ := e.get("r1"); in.Status.ObservedAttempt == 4 || in.Status.Held.Pods() != 2 {
 		e.Errorf("the shrink is confirmed while guests use more: %+v", in.Status)
 	}
 	guest := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: "g1"}}
 	expect.NoError(e, e.Delete(e.Context(), guest))
-	e.decided("r1", 4, hold.ReasonAccepted, "1 pods", 1)
+	e.decided("r1", 4, verdict.ReasonAccepted, "1 pods", 1)
 
 	e.hold("r1", "rome", 5, broker.HeldCapacity{})
 	e.granted("rome", "nothing", 0)
@@ -430,11 +431,11 @@ func shrinkWaitsForGuests(e *env) {
 
 func totalsAndTerms(e *env) {
 	e.hold("r2", "rome", 1, total(expect.Resources("cpu", "1500m")))
-	e.decided("r2", 1, hold.ReasonInsufficientCapacity, "Insufficient cpu on the nodes without taints: requested 1500m.", 0)
+	e.decided("r2", 1, verdict.ReasonInsufficientCapacity, "Insufficient cpu on the nodes without taints: requested 1500m.", 0)
 	e.hold("r2", "rome", 2, total(expect.Resources("cpu", "1")))
 	expect.Eventually(e, "the total to be held", func() (bool, string) {
 		in, c := e.get("r2")
-		return c.Reason == hold.ReasonAccepted && c.Message == "Holding cpu 1 for consumer rome." && in.Status.Enforced, fmt.Sprint(in.Status)
+		return c.Reason == verdict.ReasonAccepted && c.Message == "Holding cpu 1 for consumer rome." && in.Status.Enforced, fmt.Sprint(in.Status)
 	})
 
 	// The provider's terms hold even if the broker ignores them.
@@ -451,7 +452,7 @@ func replacedInstruction(e *env) {
 	}
 	e.beforeGrant.Store(&replace)
 	e.hold("b2", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "1m"))))
-	e.decided("b2", 1, hold.ReasonInsufficientCapacity, "of 100 pods", 0)
+	e.decided("b2", 1, verdict.ReasonInsufficientCapacity, "of 100 pods", 0)
 }
 
 // A consumer without an instruction loses its grant at once, and what remains of it
@@ -471,4 +472,18 @@ func cleanup(e *env) {
 		e.reconciler.Enqueue("rome")
 		return len(e.provider.Calls("Teardown")) > 0, "not torn down"
 	})
+}
+
+func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
+	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
+}
+
+func pods(sets ...broker.PodSet) broker.HeldCapacity {
+	c := capacity.OfPodSets(sets)
+	c.PodSets = sets
+	return c
+}
+
+func total(amounts corev1.ResourceList) broker.HeldCapacity {
+	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
 }

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -116,7 +117,7 @@ func olderBroker(d *deadline) {
 		d.bindOne("r1")
 		d.at(time.Duration(i+1) * 15 * time.Second)
 	}
-	d.decided("r1", 1, hold.ReasonAccepted, "Holding 4 pods", 4)
+	d.decided("r1", 1, verdict.ReasonAccepted, "Holding 4 pods", 4)
 	d.release("r1", 2)
 }
 
@@ -128,7 +129,7 @@ func slowProof(d *deadline) {
 	}
 	d.undecided("r2", 1, "early")
 	d.at(25 * time.Second)
-	d.decided("r2", 1, hold.ReasonInsufficientCapacity, "The scheduler found a place for 3 of 4 pods of cpu 1m", 0)
+	d.decided("r2", 1, verdict.ReasonInsufficientCapacity, "The scheduler found a place for 3 of 4 pods of cpu 1m", 0)
 	if _, c := d.get("r2"); c.Message != "The scheduler found a place for 3 of 4 pods of cpu 1m: the scheduler has not answered for the others; check that it runs. The broker waits 30s for an answer." {
 		d.Errorf("the message is %q", c.Message)
 	}
@@ -140,13 +141,13 @@ func slowProof(d *deadline) {
 		d.bindOne("r2")
 	}
 	d.at(24 * time.Second)
-	d.decided("r2", 2, hold.ReasonAccepted, "Holding 4 pods", 4)
+	d.decided("r2", 2, verdict.ReasonAccepted, "Holding 4 pods", 4)
 	// Its time is over when it is decided on again: what changes has nothing to do with it.
 	in, _ := d.get("r2")
 	in.Spec.RequesterPeerKey = "another key"
 	expect.NoError(d, d.Update(d.Context(), in))
 	d.at(time.Minute)
-	d.decided("r2", 2, hold.ReasonAccepted, "Holding 4 pods", 4)
+	d.decided("r2", 2, verdict.ReasonAccepted, "Holding 4 pods", 4)
 	d.release("r2", 3)
 }
 
@@ -159,7 +160,7 @@ func lateTrial(d *deadline) {
 	d.at(24 * time.Second)
 	d.undecided("r3", 1, "early")
 	d.at(25 * time.Second)
-	d.decided("r3", 1, hold.ReasonGuestNotAdmitted, "It is not known whether the API server admits pods of cpu 1m: the last one is being deleted.", 0)
+	d.decided("r3", 1, verdict.ReasonGuestNotAdmitted, "It is not known whether the API server admits pods of cpu 1m: the last one is being deleted.", 0)
 	d.trials.waits = ""
 	d.release("r3", 2)
 }
@@ -179,7 +180,7 @@ func lateGrant(d *deadline) {
 	}
 	d.provider.Free("EnsureGrant")
 	d.at(27 * time.Second)
-	d.decided("r4", 1, hold.ReasonGrantTimeout, "The grant is not in effect in time. The broker waits 30s for an answer.", 0)
+	d.decided("r4", 1, verdict.ReasonGrantTimeout, "The grant is not in effect in time. The broker waits 30s for an answer.", 0)
 	d.granted("rome", "nothing", 0)
 	d.release("r4", 2)
 }
@@ -192,11 +193,11 @@ func inQueue(d *deadline) {
 	d.at(time.Second)
 	d.bindOne("r5")
 	d.at(10 * time.Second)
-	d.decided("r5", 1, hold.ReasonAccepted, "", 1)
+	d.decided("r5", 1, verdict.ReasonAccepted, "", 1)
 	d.at(34 * time.Second)
 	d.undecided("r6", 1, "although another one was answered meanwhile")
 	d.at(36 * time.Second)
-	d.decided("r6", 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
+	d.decided("r6", 1, verdict.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
 }
 
 // The broker waits longer for the others when one is refused, too, also for those that are known
@@ -214,10 +215,10 @@ func behindRefused(d *deadline) {
 	if in, _ := d.get(first); in.Status.ObservedAttempt != 1 {
 		first, second = second, first
 	}
-	d.decided(first, 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
+	d.decided(first, 1, verdict.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
 	d.undecided(second, 1, "with the one before it")
 	d.at(48 * time.Second)
 	d.undecided(second, 1, "although another one was answered meanwhile")
 	d.at(51 * time.Second)
-	d.decided(second, 1, hold.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
+	d.decided(second, 1, verdict.ReasonInsufficientCapacity, "The broker waits 30s for an answer.", 0)
 }

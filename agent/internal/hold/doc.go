@@ -2,7 +2,7 @@
 // promised fits this cluster's own nodes now, accepts or refuses it, and grants
 // each consumer the right to use exactly what is held for it.
 //
-//	ProviderInstruction ─► decide (pure) ─► Provider.EnsureGrant ─► status
+//	ProviderInstruction ─► verdict (pure) ─► Provider.EnsureGrant ─► status
 //
 // A hold is accounting: what one consumer was promised and does not use yet counts
 // as used when the next one is decided on. Consumers are reconciled one at a time. A

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -26,7 +27,7 @@ func TestEndingGuestsCount(t *testing.T) {
 	e := startPlaces(t, true)
 	e.amd64("a", expect.Resources("cpu", "8", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "500m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 2)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 2)
 	for i, tc := range []struct {
 		name  string
 		first []string
@@ -75,7 +76,7 @@ func (e *env) endingCount(other string, first []string, next string) {
 	})
 	// The agent goes on meanwhile.
 	e.hold(other, "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
-	e.decided(other, 1, hold.ReasonAccepted, "", 1)
+	e.decided(other, 1, verdict.ReasonAccepted, "", 1)
 	if bound, _ := e.bound(guests); bound != len(first) {
 		e.Errorf("%d guests have a node, which are more than the promise: those that are being deleted still run", bound)
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 )
 
@@ -80,13 +81,13 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 	if err != nil {
 		return result, err
 	}
-	r.lost = losses(in)
+	losses := verdict.Losses(in.Input)
+	r.memory.Lose(losses)
 	consumers := map[string]bool{}
-	for _, instruction := range in.instructions {
+	for _, of := range in.Instructions {
 		// Placeholders leave nodes that run no pods any more.
-		consumer := instruction.Spec.RequesterClusterID
-		_, lost := r.lost[instruction.UID]
-		consumers[consumer] = consumers[consumer] || lost || r.Placeholders.Namespace != ""
+		consumer := of.Spec.RequesterClusterID
+		consumers[consumer] = consumers[consumer] || losses[of.UID] != nil || r.Placeholders.Namespace != ""
 	}
 	var errs []error
 	for _, consumer := range slices.Sorted(maps.Keys(consumers)) {

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -26,9 +26,9 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 	e.node("a", expect.Resources("cpu", "3500m", "memory", "8Gi"))
 	e.node("b", expect.Resources("cpu", "2", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 2)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 2)
 	e.hold("r2", "rome", 1, pods(set("pods", 2, expect.Resources("cpu", "1"))))
-	e.decided("r2", 1, hold.ReasonAccepted, "", 2)
+	e.decided("r2", 1, verdict.ReasonAccepted, "", 2)
 	e.guest("g1", "rome", "b", expect.Resources("cpu", "1"))
 
 	// A guest on a cordoned node runs on for a while, and needs a place elsewhere as the
@@ -41,7 +41,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 		!strings.Contains(c.Message, "Guests beyond that must leave by "+want.UTC().Format(time.RFC3339)+".") {
 		t.Errorf("the rest must go by %s: %v, %q", want, in.Status.LeaveBy, c.Message)
 	}
-	if in, c := e.get("r1"); c.Reason != hold.ReasonAccepted || in.Status.Held.Pods() != 2 {
+	if in, c := e.get("r1"); c.Reason != verdict.ReasonAccepted || in.Status.Held.Pods() != 2 {
 		t.Errorf("the older hold keeps its place: %+v", in.Status)
 	}
 
@@ -49,7 +49,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 	// lost. The time does not start again with it, and the guest is not touched.
 	e.clock.SetTime(e.clock.Now().Add(time.Minute))
 	e.hold("r2", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "1"))))
-	e.decidedAs(true, "r2", 2, hold.ReasonCapacityLost, "Holding 1 pods of cpu 1 for consumer rome. Guests beyond that must leave by ", 1)
+	e.decidedAs(true, "r2", 2, verdict.ReasonCapacityLost, "Holding 1 pods of cpu 1 for consumer rome. Guests beyond that must leave by ", 1)
 	if now, _ := e.get("r2"); !now.Status.LeaveBy.Equal(in.Status.LeaveBy) {
 		t.Errorf("the deadline was %s and is %s", in.Status.LeaveBy, now.Status.LeaveBy)
 	}
@@ -58,7 +58,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 	// When the time is over, nothing is left to say.
 	e.clock.SetTime(e.clock.Now().Add(10 * time.Minute))
 	e.reconciler.Enqueue("rome")
-	e.decided("r2", 2, hold.ReasonAccepted, "Holding 1 pods of cpu 1 for consumer rome.", 1)
+	e.decided("r2", 2, verdict.ReasonAccepted, "Holding 1 pods of cpu 1 for consumer rome.", 1)
 	if in, c := e.get("r2"); in.Status.LeaveBy != nil || strings.Contains(c.Message, "must leave") {
 		t.Errorf("the time to leave is over: %+v", in.Status)
 	}
@@ -77,7 +77,7 @@ func TestHoldIsJudgedAgain(t *testing.T) {
 // acknowledgement says so.
 func (e *env) lowered(name string, attempt int64, count int32, message string) {
 	e.Helper()
-	e.decided(name, attempt, hold.ReasonCapacityLost, message, count)
+	e.decided(name, attempt, verdict.ReasonCapacityLost, message, count)
 	in, _ := e.get(name)
 	ack, decided := instruction.Decision(in)
 	if !decided || ack.Accepted || ack.Held == nil != (count == 0) || count > 0 && ack.Held.Pods() != count {
@@ -133,7 +133,7 @@ func TestLossOfTheHoldOnTheNode(t *testing.T) {
 	one := expect.Resources("cpu", "1")
 	for _, h := range []struct{ name, node string }{{"r1", "b"}, {"r2", "a"}} {
 		e.hold(h.name, "rome", 1, pods(set("pods", 2, one)))
-		e.decided(h.name, 1, hold.ReasonAccepted, "", 2)
+		e.decided(h.name, 1, verdict.ReasonAccepted, "", 2)
 		for _, guest := range []string{"x", "y"} {
 			e.guest(h.name+guest, "rome", h.node, one, func(pod *corev1.Pod) { pod.Labels = map[string]string{broker.LabelHold: h.name} })
 		}
@@ -144,7 +144,7 @@ func TestLossOfTheHoldOnTheNode(t *testing.T) {
 		names, _ := e.marked()
 		return slices.Equal(names, []string{"r1x", "r1y"}), fmt.Sprint(names)
 	})
-	if in, c := e.get("r2"); c.Reason != hold.ReasonAccepted || in.Status.Held.Pods() != 2 {
+	if in, c := e.get("r2"); c.Reason != verdict.ReasonAccepted || in.Status.Held.Pods() != 2 {
 		t.Errorf("the newer hold, whose guests stay, is changed: %+v", in.Status)
 	}
 }
@@ -158,7 +158,7 @@ func TestGuestsThatMustLeave(t *testing.T) {
 	e.node("b", expect.Resources("cpu", "3", "memory", "8Gi"))
 	one := expect.Resources("cpu", "1")
 	e.hold("r1", "rome", 1, pods(set("pods", 4, one)))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 4)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 4)
 	e.guest("a1", "rome", "a", one)
 	for _, name := range []string{"b1", "b2", "b3"} {
 		e.guest(name, "rome", "b", one)
@@ -172,7 +172,7 @@ func TestGuestsThatMustLeave(t *testing.T) {
 	})
 	before, versions := e.marked()
 	e.hold("r1", "rome", 2, pods(set("pods", 2, one)))
-	e.decidedAs(true, "r1", 2, hold.ReasonCapacityLost, "Guests beyond that must leave by ", 2)
+	e.decidedAs(true, "r1", 2, verdict.ReasonCapacityLost, "Guests beyond that must leave by ", 2)
 	expect.Consistently(t, 3*time.Second, "the same guests to be marked, without a write", func() (bool, string) {
 		names, now := e.marked()
 		return slices.Equal(names, before) && now == versions, fmt.Sprint(names)
@@ -190,7 +190,7 @@ func TestGuestsThatMustLeave(t *testing.T) {
 	e.hold("r1", "rome", 3, pods(set("pods", 4, one)))
 	expect.Eventually(t, "the larger hold to be recorded", func() (bool, string) {
 		in, c := e.get("r1")
-		return c.Reason == hold.ReasonGrantPending && in.Status.Held.Pods() == 4, fmt.Sprintf("%+v", in.Status)
+		return c.Reason == verdict.ReasonGrantPending && in.Status.Held.Pods() == 4, fmt.Sprintf("%+v", in.Status)
 	})
 	expect.Consistently(t, 3*time.Second, "the same guests to be marked while a larger hold is tried", func() (bool, string) {
 		names, now := e.marked()
@@ -198,7 +198,7 @@ func TestGuestsThatMustLeave(t *testing.T) {
 	})
 	e.provider.Free("EnsureGrant")
 	e.reconciler.Enqueue("rome")
-	e.decided("r1", 3, hold.ReasonAccepted, "Holding 4 pods", 4)
+	e.decided("r1", 3, verdict.ReasonAccepted, "Holding 4 pods", 4)
 	noneMarked()
 	expect.NoError(t, e.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "c"}}))
 	e.lowered("r1", 3, 2, "Holding only 2 pods")
@@ -208,7 +208,7 @@ func TestGuestsThatMustLeave(t *testing.T) {
 	e.hold("r1", "rome", 4, broker.HeldCapacity{})
 	expect.Eventually(t, "the condition to say that guests have to leave", func() (bool, string) {
 		in, c := e.get("r1")
-		return c.Reason == hold.ReasonCapacityLost && in.Status.LeaveBy != nil && in.Status.ObservedAttempt == 3 &&
+		return c.Reason == verdict.ReasonCapacityLost && in.Status.LeaveBy != nil && in.Status.ObservedAttempt == 3 &&
 			strings.Contains(c.Message, "4 pods with cpu 4 are running, the hold is reduced to nothing. Guests beyond that must leave by "), fmt.Sprintf("%+v", in.Status)
 	})
 	for _, name := range []string{"a1", "b1", "b2", "b3"} {

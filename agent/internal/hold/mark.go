@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -81,10 +82,10 @@ func marked(pod *corev1.Pod) bool {
 // is to be repeated while exposed guests run, and soon if more are to be written.
 func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed, more bool, err error) {
 	var promises []usage.Promise
-	for _, instruction := range in.instructions {
-		if instruction.Spec.RequesterClusterID == consumer {
+	for _, of := range in.Instructions {
+		if of.Spec.RequesterClusterID == consumer {
 			// A larger hold that is being tried may be refused: what was accepted counts.
-			promises = append(promises, usage.PromiseOf(instruction, deref(cmp.Or(instruction.Status.Accepted, heldBy(instruction)))))
+			promises = append(promises, usage.PromiseOf(of, deref(cmp.Or(of.Status.Accepted, instruction.Held(of)))))
 		}
 	}
 	guests := in.observed.Places(consumer)

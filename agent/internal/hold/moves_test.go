@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -26,7 +27,7 @@ func TestMoves(t *testing.T) {
 		e.amd64(node, expect.Resources("cpu", "2", "memory", "8Gi"))
 	}
 	e.hold("r1", "rome", 1, pods(set("pods", guests+1, expect.Resources("cpu", "10m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", guests+1)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", guests+1)
 	waits := func(s *corev1.PodSpec) {
 		s.PriorityClassName = guest.PriorityClass
 		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
@@ -44,7 +45,7 @@ func TestMoves(t *testing.T) {
 	e.inFlight.before.Store(&failing)
 	e.pod("guests-of-rome", "fails", "10m", waits)
 	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "20m"))))
-	e.decided("r2", 1, hold.ReasonAccepted, "", 1)
+	e.decided("r2", 1, verdict.ReasonAccepted, "", 1)
 	e.inFlight.before.Store(nil)
 	e.eventuallyBound("guests-of-rome", 1)
 
@@ -93,7 +94,7 @@ func (e *env) moveAll(guests int, waits func(*corev1.PodSpec), nominates func(*h
 	})
 	ask()
 	e.eventuallyBound("guests-of-rome", guests+1)
-	e.decided("r3", 1, hold.ReasonAccepted, "", 1)
+	e.decided("r3", 1, verdict.ReasonAccepted, "", 1)
 	e.eventuallyBound(holds, 2)
 	if n := before.Load() - trigger; n < 0 || n > hold.MaxMoved {
 		e.Errorf("%d guests were given places between a new hold and its first placeholder, want at most %d", n, hold.MaxMoved)

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -60,7 +60,7 @@ func TestNodeIsNotReady(t *testing.T) {
 	e.amd64("a", expect.Resources("cpu", "2", "memory", "8Gi"))
 	e.amd64("b", expect.Resources("cpu", "1", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 6, half)))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 6)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 6)
 	e.granted("rome", "cpu 3", 6)
 	e.eventuallyBound(holds, 6)
 
@@ -73,7 +73,7 @@ func TestNodeIsNotReady(t *testing.T) {
 		t.Errorf("the placeholders are on %v", nodes)
 	}
 	e.hold("b1", "berlin", 1, pods(set("pods", 1, half)))
-	e.decided("b1", 1, hold.ReasonInsufficientCapacity, "0 of 1 pods", 0)
+	e.decided("b1", 1, verdict.ReasonInsufficientCapacity, "0 of 1 pods", 0)
 	e.granted("berlin", "nothing", 0)
 
 	// It recovers: another attempt holds all of it again.
@@ -86,7 +86,7 @@ func TestNodeIsNotReady(t *testing.T) {
 	// A node that reports nothing any more, with what the node lifecycle controller writes. The
 	// others have room for what is held there.
 	e.hold("r1", "rome", attempt, pods(set("pods", 2, half)))
-	e.decided("r1", attempt, hold.ReasonAccepted, "", 2)
+	e.decided("r1", attempt, verdict.ReasonAccepted, "", 2)
 	e.eventuallyBound(holds, 2)
 	lost := e.nodesOf()[0]
 	e.taint(lost, corev1.Taint{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule})
@@ -96,7 +96,7 @@ func TestNodeIsNotReady(t *testing.T) {
 		nodes := e.nodesOf()
 		return slices.Equal(nodes, []string{other, other}), fmt.Sprint(nodes)
 	})
-	e.decided("r1", attempt, hold.ReasonAccepted, "Holding 2 pods of cpu 500m for consumer rome.", 2)
+	e.decided("r1", attempt, verdict.ReasonAccepted, "Holding 2 pods of cpu 500m for consumer rome.", 2)
 	e.proven("r1")
 	e.granted("rome", "cpu 1", 2)
 }
@@ -107,11 +107,11 @@ func (e *env) recovers(name string, attempt int64, want broker.HeldCapacity) (ac
 	e.Helper()
 	expect.Eventually(e, "a hold to be accepted again", func() (bool, string) {
 		in, c := e.get(name)
-		if in.Status.ObservedAttempt == attempt && c.Reason != hold.ReasonAccepted {
+		if in.Status.ObservedAttempt == attempt && c.Reason != verdict.ReasonAccepted {
 			attempt++
 			e.hold(name, in.Spec.RequesterClusterID, attempt, want)
 		}
-		return in.Status.ObservedAttempt == attempt && c.Reason == hold.ReasonAccepted && in.Status.Enforced, fmt.Sprintf("%+v", in.Status)
+		return in.Status.ObservedAttempt == attempt && c.Reason == verdict.ReasonAccepted && in.Status.Enforced, fmt.Sprintf("%+v", in.Status)
 	})
 	return attempt
 }

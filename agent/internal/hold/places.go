@@ -1,7 +1,6 @@
 package hold
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -31,6 +31,10 @@ import (
 // unseenFor is how long a write of a pod counts although the cache does not show it.
 const unseenFor = 10 * time.Second
 
+// ReasonNoPlace is the reason of the event of a guest that waits and for which nothing promised is
+// left.
+const ReasonNoPlace = "NoPlace"
+
 // reportAfter is how long a guest waits before an event says that there is no place for it: the
 // placeholder of a place that was just given back needs some seconds.
 const reportAfter = 10 * time.Second
@@ -38,8 +42,6 @@ const reportAfter = 10 * time.Second
 // places is what was written of placeholders and guests and is not in the cache yet.
 type places struct {
 	mu sync.Mutex
-	// waits are the waits of holds that have not a place for each placeholder.
-	waits map[types.UID]placeholder.Wait
 	// created are placeholders by name, deleted those by UID, nominated the nodes of
 	// guests by UID.
 	created   map[string]unseen[*corev1.Pod]
@@ -70,7 +72,7 @@ type unseen[T any] struct {
 
 func newPlaces() *places {
 	return &places{
-		waits: map[types.UID]placeholder.Wait{}, created: map[string]unseen[*corev1.Pod]{},
+		created: map[string]unseen[*corev1.Pod]{},
 		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
 		reported: map[string]sets.Set[types.UID]{}, restsUntil: map[string]time.Time{},
 	}
@@ -131,17 +133,11 @@ func (p *places) placeholders(cached []*corev1.Pod, consumer string, now time.Ti
 	return out
 }
 
-// holding is what an instruction is to hold.
-type holding struct {
-	instruction *broker.ProviderInstruction
-	held        broker.HeldCapacity
-}
-
 // situation is what the placeholders of one consumer are planned on.
 type situation struct {
 	consumer string
-	holdings []holding
-	// usage of the holdings by the guests that have a place, or are nominated to one.
+	promises []usage.Promise
+	// usage of the promises by the guests that have a place, or are nominated to one.
 	usage *usage.Usage
 	// expected are the numbers of guests nominated to nodes.
 	expected map[string]int
@@ -157,18 +153,13 @@ type situation struct {
 func (s situation) needs() []placeholder.Hold {
 	var out []placeholder.Hold
 	for i, unused := range s.usage.Unused() {
-		of := s.holdings[i].instruction
+		of := s.promises[i]
 		if len(s.taken) > 0 && len(unused.PodSets) == 0 {
 			unused = s.before[i]
 		}
-		out = append(out, placeholder.Hold{UID: holdUID(of), Name: of.Spec.ReservationName, Consumer: s.consumer, Unused: unused})
+		out = append(out, placeholder.Hold{UID: of.UID, Name: of.Name, Consumer: s.consumer, Unused: unused})
 	}
 	return out
-}
-
-// holdUID is the Reservation's UID, which stays the same if the instruction is replaced.
-func holdUID(of *broker.ProviderInstruction) types.UID {
-	return cmp.Or(of.Spec.ReservationUID, of.UID)
 }
 
 // handOver is a guest that takes the place of placeholders.
@@ -188,21 +179,21 @@ const maxMoved = 64
 // ensurePlaces makes the placeholders of a consumer those that its holds need beside those
 // that moveGuests hands over, which is to be called next. It returns the states of the
 // holds, by UID.
-func (r *Reconciler) ensurePlaces(ctx context.Context, in input, holdings []holding) (map[types.UID]placeholder.State, error) {
+func (r *Reconciler) ensurePlaces(ctx context.Context, in input, promises []usage.Promise) (map[types.UID]placeholder.State, error) {
 	began := r.Clock.Now()
-	observed := in.observed.Places(in.consumer)
-	pods := r.places.placeholders(observed.Placeholders, in.consumer, began)
+	observed := in.observed.Places(in.Consumer)
+	pods := r.places.placeholders(observed.Placeholders, in.Consumer, began)
 	r.places.planned = moves{}
-	if len(holdings) == 0 && len(pods) == 0 && len(observed.Guests) == 0 {
-		r.places.forget(in.consumer)
+	if len(promises) == 0 && len(pods) == 0 && len(observed.Guests) == 0 {
+		r.places.forget(in.Consumer)
 		return nil, nil
 	}
 	var namespace corev1.Namespace
 	if err := r.client.Get(ctx, client.ObjectKey{Name: r.Placeholders.Namespace}, &namespace); err != nil {
 		return nil, fmt.Errorf("reading the namespace of placeholders: %w", err)
 	}
-	moves, plan := r.planPlaces(in, holdings, observed, pods, guest.Controller(&namespace))
-	r.places.rest(in.consumer, r.Clock.Now(), r.Clock.Since(began))
+	moves, plan := r.planPlaces(in, promises, observed, pods, guest.Controller(&namespace))
+	r.places.rest(in.Consumer, r.Clock.Now(), r.Clock.Since(began))
 	r.places.planned = moves
 	// What is removed may make room for what is created.
 	return plan.States, errors.Join(r.each(ctx, plan.Remove, r.removePlaceholder), r.createPlaceholders(ctx, plan))
@@ -283,19 +274,15 @@ func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Pl
 }
 
 // planPlaces plans what ensurePlaces does, with the placeholders that exist.
-func (r *Reconciler) planPlaces(in input, holdings []holding, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (moves moves, plan placeholder.Plan) {
-	var promises []usage.Promise
-	for _, h := range holdings {
-		promises = append(promises, usage.PromiseOf(h.instruction, h.held))
-	}
-	s := situation{consumer: in.consumer, holdings: holdings, usage: usage.New(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
+func (r *Reconciler) planPlaces(in input, promises []usage.Promise, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (moves moves, plan placeholder.Plan) {
+	s := situation{consumer: in.Consumer, promises: promises, usage: usage.New(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
 	moves = r.match(&s, observed)
 	options := r.Placeholders
 	options.Owner = owner
 	return moves, placeholder.Make(placeholder.Input{
 		Holds: s.needs(), Pods: s.pods, Leaving: s.taken, Expected: s.expected, Options: options,
 		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
-		Fits:   func(sets []broker.PodSet) bool { return r.fit(in, sets) },
+		Fits:   in.Fits,
 	})
 }
 
@@ -381,9 +368,9 @@ func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves
 
 // part is the share of a hold that a guest uses.
 func (s situation) part(of usage.Share) placeholder.Part {
-	part := placeholder.Part{Hold: holdUID(s.holdings[of.Of].instruction), Divisible: of.Divisible}
+	part := placeholder.Part{Hold: s.promises[of.Of].UID, Divisible: of.Divisible}
 	if !of.Divisible {
-		part.Shape = placeholder.ShapeOf(s.holdings[of.Of].held.PodSets[of.At])
+		part.Shape = placeholder.ShapeOf(s.promises[of.Of].Held.PodSets[of.At])
 	}
 	return part
 }
@@ -391,18 +378,6 @@ func (s situation) part(of usage.Share) placeholder.Part {
 // suits reports whether a guest may run on a node, nil for none.
 func (r *Reconciler) suits(pod *corev1.Pod, node *corev1.Node) bool {
 	return node != nil && r.Recognizer.Eligible(node) && placeholder.RunsOn(pod, node)
-}
-
-// fit reports whether the pods of all sets fit beside what all others are promised.
-func (r *Reconciler) fit(in input, sets []broker.PodSet) bool {
-	var standing []*broker.ProviderInstruction
-	for _, instruction := range in.instructions {
-		if heldBy(instruction) != nil && instruction.Spec.RequesterClusterID != in.consumer {
-			standing = append(standing, instruction)
-		}
-	}
-	now := in.nodes()
-	return placeAll(reserved(now, slices.Collect(maps.Values(unusedOf(standing, now)))), sets)
 }
 
 // each calls write for each pod, some at a time.
@@ -528,91 +503,27 @@ func (r *Reconciler) removePlaceholder(ctx context.Context, pod *corev1.Pod) err
 	return nil
 }
 
-// deadlines of a proof.
-func (r *Reconciler) deadlines() placeholder.Deadlines {
-	return placeholder.Deadlines{Settle: min(settleFor, r.ProofTimeout), Timeout: r.ProofTimeout}
-}
-
-// settleFor is how long the scheduler may revise that a placeholder has no place: others
-// that are released at the same time make room for it.
-const settleFor = 3 * time.Second
-
-// prove makes the placeholders of a consumer those of what is decided, and turns the
-// decisions for which the scheduler has found no place into refusals.
-func (r *Reconciler) prove(ctx context.Context, in input, decisions []decision) error {
-	gone := func(uid types.UID) bool {
-		return !slices.ContainsFunc(in.instructions, func(i *broker.ProviderInstruction) bool { return i.UID == uid })
-	}
-	maps.DeleteFunc(r.refused, func(uid types.UID, _ refusal) bool { return gone(uid) })
-	maps.DeleteFunc(r.attempts, func(uid types.UID, _ *attempt) bool { return gone(uid) })
-	maps.DeleteFunc(r.places.waits, func(uid types.UID, _ placeholder.Wait) bool { return gone(uid) })
+// prove makes the placeholders of a consumer those of what is decided. Those of what the scheduler
+// refuses are removed before the broker learns it.
+func (r *Reconciler) prove(ctx context.Context, in input, decisions []verdict.Decision) ([]verdict.Decision, error) {
 	if r.Placeholders.Namespace == "" {
-		for i := range decisions {
-			decisions[i].accounted = true
-		}
-		return nil
+		return verdict.Account(decisions), nil
 	}
-	refused, answered := true, false
-	// What is refused is removed before the broker learns it.
+	refused := true
 	for range 2 {
 		if !refused {
 			break
 		}
-		var holdings []holding
+		var promises []usage.Promise
 		for _, d := range decisions {
-			holdings = append(holdings, holding{d.instruction, d.held})
+			promises = append(promises, d.Promise())
 		}
-		states, err := r.ensurePlaces(ctx, in, holdings)
+		states, err := r.ensurePlaces(ctx, in, promises)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		refused = false
-		// The placeholders are created hold by hold, the earliest one first.
-		waits := false
-		for i := range decisions {
-			d := &decisions[i]
-			// Once one is answered, the broker waits longer for the others.
-			undecided := d.undecided()
-			late := undecided && !answered && r.late(d.instruction)
-			if r.verdict(d, states[holdUID(d.instruction)], !waits, late) == placeholder.Refused {
-				refused, answered = true, answered || undecided
-			}
-			waits = waits || d.proof == placeholder.Waiting
-		}
+		decisions, refused = verdict.Prove(decisions, verdict.Places{States: states, Now: r.Clock.Now(), Timeout: r.ProofTimeout})
+		r.memory.Note(decisions)
 	}
-	return nil
-}
-
-// verdict notes in a decision what the placeholders prove. inTurn: no earlier hold waits. late:
-// there is no more time to decide.
-func (r *Reconciler) verdict(d *decision, state placeholder.State, inTurn, late bool) placeholder.Verdict {
-	uid, now := d.instruction.UID, r.Clock.Now()
-	wait, known := r.places.waits[uid]
-	if !known {
-		wait = placeholder.NewWait()
-	}
-	elapsed := wait.Observe(state, inTurn, now)
-	if r.places.waits[uid] = wait; len(state.Missing) == 0 {
-		delete(r.places.waits, uid)
-	}
-	verdict, message := state.Judge(elapsed, r.deadlines()), state.String()
-	if verdict == placeholder.Waiting && late {
-		verdict, message = placeholder.Refused, message+outOfTime(d.instruction)
-	}
-	d.proof, d.proofMessage, d.proofTakes = verdict, message, elapsed
-	if verdict != placeholder.Refused || d.refused != nil || d.smaller {
-		return placeholder.Proven
-	}
-	delete(r.places.waits, uid)
-	switch {
-	case settled(d.instruction):
-		d.settled, d.held = false, capacity.Min(d.before, state.Without(d.held))
-		d.refused = &capacity.Rejection{Reason: ReasonCapacityLost, Message: state.String()}
-	case d.settled:
-		// Another hold of the consumer comes first.
-		return placeholder.Proven
-	default:
-		d.held, d.refused = d.fallBack(state.Without(d.held)), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: message}
-	}
-	return placeholder.Refused
+	return decisions, nil
 }

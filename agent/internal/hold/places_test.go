@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -160,7 +161,7 @@ func TestPlaceholders(t *testing.T) {
 
 func placesAreProven(e *env) {
 	e.hold("r1", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "500m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "Holding 3 pods of cpu 500m for consumer rome.", 3)
+	e.decided("r1", 1, verdict.ReasonAccepted, "Holding 3 pods of cpu 500m for consumer rome.", 3)
 	e.eventuallyBound(holds, 3)
 	in, _ := e.get("r1")
 	proven := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionProven)
@@ -169,7 +170,7 @@ func placesAreProven(e *env) {
 	}
 	// What is held is not available besides: one more of 500m fits, no two.
 	e.hold("b1", "berlin", 1, pods(set("pods", 2, expect.Resources("cpu", "500m"))))
-	e.decided("b1", 1, hold.ReasonInsufficientCapacity, "1 of 2 pods", 0)
+	e.decided("b1", 1, verdict.ReasonInsufficientCapacity, "1 of 2 pods", 0)
 	e.eventuallyBound(holds, 3)
 }
 
@@ -186,7 +187,7 @@ func guestsGivePlacesBack(e *env) {
 
 func shrinkRemovesPlaceholders(e *env) {
 	e.hold("r1", "rome", 2, pods(set("pods", 1, expect.Resources("cpu", "500m"))))
-	e.decided("r1", 2, hold.ReasonAccepted, "1 pods", 1)
+	e.decided("r1", 2, verdict.ReasonAccepted, "1 pods", 1)
 	e.eventuallyBound(holds, 1)
 }
 
@@ -202,7 +203,7 @@ func schedulerRefuses(e *env) {
 	e.eventuallyBound(namespace, 2)
 	before := len(e.provider.Calls("EnsureGrant"))
 	e.hold("b1", "berlin", 2, pods(set("pods", 1, expect.Resources("cpu", "500m"))))
-	e.decided("b1", 2, hold.ReasonInsufficientCapacity, "The scheduler found a place for 0 of 1 pods of cpu 500m: 0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules", 0)
+	e.decided("b1", 2, verdict.ReasonInsufficientCapacity, "The scheduler found a place for 0 of 1 pods of cpu 500m: 0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules", 0)
 	e.eventuallyBound(holds, 1)
 	// Nor may the consumer have used it meanwhile.
 	for _, call := range e.provider.Calls("EnsureGrant")[before:] {
@@ -221,7 +222,7 @@ func schedulerRefuses(e *env) {
 func admissionRefuses(e *env) {
 	e.slow.on.Store(true)
 	defer e.slow.on.Store(false)
-	for i, tc := range []struct{ namespace, reason string }{{holds, hold.ReasonInsufficientCapacity}, {"guests-of-rome", hold.ReasonGuestNotAdmitted}} {
+	for i, tc := range []struct{ namespace, reason string }{{holds, verdict.ReasonInsufficientCapacity}, {"guests-of-rome", verdict.ReasonGuestNotAdmitted}} {
 		lift := e.limited(tc.namespace)
 		e.hold("r2", "rome", int64(i+1), pods(set("pods", 1, expect.Resources("cpu", "1m"))))
 		e.decided("r2", int64(i+1), tc.reason, "minimum cpu usage per Container is 10m", 0)
@@ -235,7 +236,7 @@ func releaseLeavesNone(e *env) {
 	e.decided("r1", 3, broker.ReasonReleased, "", 0)
 	e.eventuallyBound(holds, 0)
 	e.hold("r3", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "200m"))))
-	e.decided("r3", 1, hold.ReasonAccepted, "", 1)
+	e.decided("r3", 1, verdict.ReasonAccepted, "", 1)
 	// As when the hold ended while the agent was away.
 	expect.NoError(e, e.DeleteAllOf(e.Context(), &broker.ProviderInstruction{}, client.InNamespace(namespace)))
 	e.reconciler.Enqueue("rome")
@@ -247,7 +248,7 @@ func totalsAreParts(e *env) {
 	e.hold("t1", "rome", 1, total(expect.Resources("cpu", "2")))
 	expect.Eventually(e, "the total to be held", func() (bool, string) {
 		in, c := e.get("t1")
-		return c.Reason == hold.ReasonAccepted, fmt.Sprint(in.Status)
+		return c.Reason == verdict.ReasonAccepted, fmt.Sprint(in.Status)
 	})
 	// Of 1400m and 1000m, no node has room for 2 CPUs.
 	e.eventuallyBound(holds, 2)
@@ -259,11 +260,11 @@ func lostPlacesAreGivenUp(e *env) {
 	e.hold("t1", "rome", 2, broker.HeldCapacity{})
 	e.decided("t1", 2, broker.ReasonReleased, "", 0)
 	e.hold("r4", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "500m"))))
-	e.decided("r4", 1, hold.ReasonAccepted, "", 3)
+	e.decided("r4", 1, verdict.ReasonAccepted, "", 3)
 	e.slow.on.Store(true)
 	b := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
 	expect.NoError(e, e.Patch(e.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`))))
-	e.decided("r4", 1, hold.ReasonCapacityLost, "Holding only 2 pods of cpu 500m", 2)
+	e.decided("r4", 1, verdict.ReasonCapacityLost, "Holding only 2 pods of cpu 500m", 2)
 	e.eventuallyBound(holds, 2)
 }
 
@@ -277,7 +278,7 @@ func compete(t *testing.T, e *env, proven string, change func(*corev1.PodSpec)) 
 	t.Helper()
 	e.amd64("a", expect.Resources("cpu", fmt.Sprintf("%dm", handOvers*400), "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", handOvers, expect.Resources("cpu", "400m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", handOvers)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", handOvers)
 	in, _ := e.get("r1")
 	if c := meta.FindStatusCondition(in.Status.Conditions, broker.ConditionProven); c == nil || c.Reason != proven {
 		t.Errorf("condition Proven is %+v, want %s", c, proven)
@@ -312,7 +313,7 @@ func compete(t *testing.T, e *env, proven string, change func(*corev1.PodSpec)) 
 // No pod of this cluster takes a place that is held for a guest.
 func TestHandOver(t *testing.T) {
 	e := startPlaces(t, true)
-	got := compete(t, e, hold.ReasonPlacesFound, func(s *corev1.PodSpec) {
+	got := compete(t, e, verdict.ReasonPlacesFound, func(s *corev1.PodSpec) {
 		s.PriorityClassName = guest.PriorityClass
 		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 	})
@@ -325,7 +326,7 @@ func TestHandOver(t *testing.T) {
 // Without placeholders the places are taken before the guests come.
 func TestWithoutPlaceholders(t *testing.T) {
 	e := startPlaces(t, false)
-	if got := compete(t, e, hold.ReasonNotProven, func(s *corev1.PodSpec) { s.PriorityClassName = guest.PriorityClass }); got == handOvers {
+	if got := compete(t, e, verdict.ReasonNotProven, func(s *corev1.PodSpec) { s.PriorityClassName = guest.PriorityClass }); got == handOvers {
 		t.Error("no place was taken by another pod: the test with placeholders shows nothing")
 	}
 }
@@ -336,7 +337,7 @@ func TestLargerGuestWaits(t *testing.T) {
 	e := startPlaces(t, true)
 	e.amd64("a", expect.Resources("cpu", "3", "memory", "8Gi"))
 	e.hold("r1", "rome", 1, pods(set("pods", 4, expect.Resources("cpu", "500m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 4)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 4)
 	e.pod("guests-of-rome", "larger", "900m", func(s *corev1.PodSpec) {
 		s.PriorityClassName = guest.PriorityClass
 		s.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
@@ -356,7 +357,7 @@ func TestLargerGuestWaits(t *testing.T) {
 	}
 	e.eventuallyBound(holds, 4)
 	e.hold("r2", "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "900m"))))
-	e.decided("r2", 1, hold.ReasonAccepted, "", 1)
+	e.decided("r2", 1, verdict.ReasonAccepted, "", 1)
 	e.eventuallyBound("guests-of-rome", 1)
 	e.eventuallyBound(holds, 4)
 }

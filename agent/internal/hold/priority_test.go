@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -35,7 +36,7 @@ func TestPriorityOfGuests(t *testing.T) {
 	e.node("a", expect.Resources("cpu", "3500m", "memory", "8Gi")) // 500m are the headroom
 	pending("low", "1")
 	e.hold("r1", "rome", 1, pods(set("pods", 3, expect.Resources("cpu", "1"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", 3)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", 3)
 	pending("ordinary", "1")
 	pending("important", "2")
 	e.lowered("r1", 1, 1, "1 of 3 pods")

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -56,11 +56,11 @@ func TestStandingHolds(t *testing.T) {
 		name := fmt.Sprintf("r%02d", i)
 		e.hold(name, "rome", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
 		if i%5 == 4 {
-			e.decided(name, 1, hold.ReasonAccepted, "Holding 1 pods", 1)
+			e.decided(name, 1, verdict.ReasonAccepted, "Holding 1 pods", 1)
 		}
 	}
 	for i := range holds {
-		e.decided(fmt.Sprintf("r%02d", i), 1, hold.ReasonAccepted, "Holding 1 pods", 1)
+		e.decided(fmt.Sprintf("r%02d", i), 1, verdict.ReasonAccepted, "Holding 1 pods", 1)
 	}
 	if broken := stop(); len(broken) > 0 {
 		t.Errorf("holds that were granted read enforced=false: %v", broken)
@@ -77,7 +77,7 @@ func TestStandingHolds(t *testing.T) {
 	in, _ := e.get("r00")
 	expect.NoError(t, e.Patch(t.Context(), in, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"touched":"yes"}}}`))))
 	e.hold("b00", "berlin", 1, pods(set("pods", 1, expect.Resources("cpu", "100m"))))
-	e.decided("b00", 1, hold.ReasonAccepted, "Holding 1 pods", 1)
+	e.decided("b00", 1, verdict.ReasonAccepted, "Holding 1 pods", 1)
 	slow.mu.Lock()
 	defer slow.mu.Unlock()
 	if slow.calls-calls > 2 || e.patches.Load()-patches > 2 {

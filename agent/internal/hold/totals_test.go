@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -15,8 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
-	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -29,13 +27,13 @@ func TestTotals(t *testing.T) {
 	e := startPlaces(t, true)
 	e.amd64("a", expect.Resources("cpu", "2", "memory", "8Gi"))
 	e.hold("t1", "rome", 1, total(expect.Resources("cpu", "1", "memory", "128Mi")))
-	e.held("t1", 1, hold.ReasonAccepted, "Holding cpu 1, memory 128Mi for consumer rome.")
+	e.held("t1", 1, verdict.ReasonAccepted, "Holding cpu 1, memory 128Mi for consumer rome.")
 
 	w := e.watchParts()
 	w.shows("cpu 1, memory 128Mi")
 	w.changed("a hold", 1, 0)
 	e.hold("t1", "rome", 2, total(expect.Resources("cpu", "1300m", "memory", "128Mi")))
-	e.held("t1", 2, hold.ReasonAccepted, "Holding cpu 1300m, memory 128Mi for consumer rome.")
+	e.held("t1", 2, verdict.ReasonAccepted, "Holding cpu 1300m, memory 128Mi for consumer rome.")
 	e.proven("t1")
 	w.shows("cpu 1, memory 128Mi; cpu 300m")
 	w.changed("growth", 1, 0)
@@ -60,15 +58,15 @@ func TestTotals(t *testing.T) {
 
 	// Of 2 CPUs, the guest uses 900m and this pod as much.
 	e.pod(namespace, "local", "900m", func(s *corev1.PodSpec) { s.NodeName = "a" })
-	e.held("t1", 2, hold.ReasonCapacityLost, "Holding only cpu 1100m, memory 128Mi: Insufficient cpu on the nodes without taints: requested 400m")
+	e.held("t1", 2, verdict.ReasonCapacityLost, "Holding only cpu 1100m, memory 128Mi: Insufficient cpu on the nodes without taints: requested 400m")
 	e.hold("t1", "rome", 3, total(expect.Resources("cpu", "1100m", "memory", "128Mi")))
-	e.held("t1", 3, hold.ReasonCapacityLost, "Holding cpu 1100m, memory 128Mi for consumer rome. Guests beyond that must leave by ")
+	e.held("t1", 3, verdict.ReasonCapacityLost, "Holding cpu 1100m, memory 128Mi for consumer rome. Guests beyond that must leave by ")
 	e.proven("t1")
 	e.parts("cpu 200m; memory 128Mi")
 
 	// What remains of a part gets a place after the answer.
 	e.hold("t1", "rome", 4, total(expect.Resources("cpu", "1050m", "memory", "128Mi")))
-	e.held("t1", 4, hold.ReasonCapacityLost, "Holding cpu 1050m, memory 128Mi for consumer rome.")
+	e.held("t1", 4, verdict.ReasonCapacityLost, "Holding cpu 1050m, memory 128Mi for consumer rome.")
 	e.proven("t1")
 	e.parts("cpu 150m; memory 128Mi")
 }
@@ -220,56 +218,4 @@ func (w *partsWatch) changed(what string, created, removed int) {
 func (w *partsWatch) stop() {
 	w.watch.Stop()
 	<-w.done
-}
-
-// Of a divisible total, what the nodes have is kept.
-func TestPartOfATotal(t *testing.T) {
-	nodes := []capacity.Slot{
-		slot("a", expect.Resources("cpu", "1100m", "memory", "1Gi", "nvidia.com/gpu", "1")),
-		slot("b", expect.Resources("cpu", "1100m", "memory", "1Gi")),
-		slot("tainted", expect.Resources("cpu", "8", "memory", "8Gi"), taint("gpu")),
-	}
-	for want, amounts := range map[string]corev1.ResourceList{
-		"cpu 2200m, memory 1Gi, nvidia.com/gpu 1": expect.Resources("cpu", "3", "memory", "1Gi", "nvidia.com/gpu", "3"),
-		"memory 2Gi": expect.Resources("memory", "3Gi"),
-		"nothing":    expect.Resources("memory", "3Gi", "example.com/fpga", "1"),
-		"cpu 100m":   expect.Resources("cpu", "100m"),
-	} {
-		if got := hold.PartOf(nodes, total(amounts)); got.Totals.String() != want {
-			t.Errorf("of %s, %s fits, want %s", broker.FromList(amounts), got.Totals, want)
-		}
-	}
-}
-
-// Condition Proven of a standing hold is written when it would be wrong for long.
-func TestProofChanges(t *testing.T) {
-	standing := func(proven metav1.ConditionStatus) *broker.ProviderInstruction {
-		return &broker.ProviderInstruction{
-			ObjectMeta: metav1.ObjectMeta{Generation: 1}, Spec: broker.ProviderInstructionSpec{Attempt: 1},
-			Status: broker.ProviderInstructionStatus{Enforced: true, ObservedAttempt: 1, ObservedGeneration: 1, Conditions: []metav1.Condition{
-				{Type: broker.ConditionEnforced, Status: metav1.ConditionTrue, ObservedGeneration: 1},
-				{Type: broker.ConditionProven, Status: proven, ObservedGeneration: 1},
-			}},
-		}
-	}
-	undecided := standing(metav1.ConditionTrue)
-	undecided.Generation = 2
-	for _, tc := range []struct {
-		what  string
-		in    *broker.ProviderInstruction
-		proof placeholder.Verdict
-		since time.Duration
-		want  bool
-	}{
-		{"proven, as it says", standing(metav1.ConditionTrue), placeholder.Proven, 0, false},
-		{"proven later", standing(metav1.ConditionFalse), placeholder.Proven, 0, true},
-		{"a guest has just come", standing(metav1.ConditionTrue), placeholder.Waiting, time.Second, false},
-		{"a place is missing for long", standing(metav1.ConditionTrue), placeholder.Waiting, 3 * time.Second, true},
-		{"still missing, as it says", standing(metav1.ConditionFalse), placeholder.Waiting, 3 * time.Second, false},
-		{"not decided yet", undecided, placeholder.Waiting, 3 * time.Second, false},
-	} {
-		if got := hold.ProofChanged(tc.in, tc.proof, tc.since); got != tc.want {
-			t.Errorf("%s: %t", tc.what, got)
-		}
-	}
 }

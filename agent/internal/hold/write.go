@@ -13,44 +13,34 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// write is a status to write.
-type write struct {
-	instruction *broker.ProviderInstruction
-	status      broker.ProviderInstructionStatus
-}
-
 // writeAll writes statuses, and updates the instructions to what was written. The error
 // is a conflict only if all errors are.
-func (r *Reconciler) writeAll(ctx context.Context, writes []write) error {
+func (r *Reconciler) writeAll(ctx context.Context, writes []verdict.Write) error {
 	errs := make([]error, len(writes))
 	after := make([]*broker.ProviderInstruction, len(writes))
-	at := func(i int) { after[i], errs[i] = r.writeStatus(ctx, writes[i].instruction, writes[i].status) }
-	if r.Writers == 1 {
-		for i := range writes {
-			at(i)
-		}
-	} else {
-		workqueue.ParallelizeUntil(context.WithoutCancel(ctx), r.Writers, len(writes), at)
-	}
+	_ = r.concurrently(ctx, len(writes), func(ctx context.Context, i int) error {
+		after[i], errs[i] = r.writeStatus(ctx, writes[i].Instruction, writes[i].Status)
+		return nil
+	})
 	var conflict error
 	var others []error
 	for i, err := range errs {
 		switch {
 		case apierrors.IsConflict(err):
 			conflict = err
-			delete(r.written, writes[i].instruction.UID)
+			delete(r.written, writes[i].Instruction.UID)
 		case err != nil:
 			others = append(others, err)
 		case after[i] != nil:
 			r.written[after[i].UID] = after[i]
-			*writes[i].instruction = *after[i]
+			*writes[i].Instruction = *after[i]
 		}
 	}
 	if len(others) > 0 {
@@ -77,7 +67,7 @@ func (r *Reconciler) writeStatus(ctx context.Context, judged *broker.ProviderIns
 	}
 	old := meta.FindStatusCondition(judged.Status.Conditions, broker.ConditionEnforced)
 	enforced := meta.FindStatusCondition(status.Conditions, broker.ConditionEnforced)
-	if enforced.Reason == ReasonGrantPending || old != nil && old.Reason == enforced.Reason && old.Message == enforced.Message {
+	if enforced.Reason == verdict.ReasonGrantPending || old != nil && old.Reason == enforced.Reason && old.Message == enforced.Message {
 		return instruction, nil
 	}
 	kind := corev1.EventTypeNormal

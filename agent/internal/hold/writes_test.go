@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -54,7 +55,7 @@ func TestWrites(t *testing.T) {
 	const others = guests / 4
 	before := count()
 	e.hold("r1", "rome", 1, pods(set("pods", guests, expect.Resources("cpu", "100m"))))
-	e.decided("r1", 1, hold.ReasonAccepted, "", guests)
+	e.decided("r1", 1, verdict.ReasonAccepted, "", guests)
 	expectAtMost("a hold", before, cluster.Counts{"POST pods": guests + others, "POST pods/binding": guests + others, "POST events": guests + others})
 
 	before = count()
@@ -73,7 +74,7 @@ func TestWrites(t *testing.T) {
 
 	before = count()
 	e.hold("r1", "rome", 2, pods(set("pods", grown, expect.Resources("cpu", "100m"))))
-	e.decided("r1", 2, hold.ReasonAccepted, "", grown)
+	e.decided("r1", 2, verdict.ReasonAccepted, "", grown)
 	e.eventuallyBound(holds, grown-guests)
 	const more = grown - guests
 	expectAtMost("growth", before, cluster.Counts{

@@ -1,4 +1,4 @@
-package hold_test
+package verdict_test
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -44,6 +44,21 @@ func taint(key string) func(*broker.NodeClass) {
 	return func(c *broker.NodeClass) {
 		c.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}}
 	}
+}
+
+// fit says why a capacity that rome wants does not fit into slots beside what berlin is promised.
+func fit(slots []capacity.Slot, promised []broker.HeldCapacity, wanted broker.HeldCapacity) (message string) {
+	p := newProvider(slots)
+	p.add(asked("wanted", 1, wanted))
+	for i, held := range promised {
+		of := standing(fmt.Sprint("promised-", i), held)
+		of.Spec.RequesterClusterID = "berlin"
+		p.add(of)
+	}
+	if decisions := verdict.Decide(p.input()); !decisions[0].Open() {
+		return condition(p.statuses(decisions)["wanted"]).Message
+	}
+	return ""
 }
 
 func TestFit(t *testing.T) {
@@ -91,10 +106,7 @@ func TestFit(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			message := ""
-			if rejection := hold.Fit(tc.slots, tc.promised, tc.wanted); rejection != nil {
-				message = rejection.Message
-			}
+			message := fit(tc.slots, tc.promised, tc.wanted)
 			if (message == "") != (tc.rejected == "") || !strings.Contains(message, tc.rejected) {
 				t.Errorf("%s: rejected with %q, want %q", tc.reason, message, tc.rejected)
 			}
@@ -122,7 +134,7 @@ func TestCovers(t *testing.T) {
 		"pods for a total": {two, total(expect.Resources("cpu", "1")), false},
 	}
 	for name, tc := range cases {
-		if got := hold.Covers(tc.a, tc.b); got != tc.want {
+		if got := verdict.Covers(tc.a, tc.b); got != tc.want {
 			t.Errorf("%s: got %v", name, got)
 		}
 	}
@@ -179,8 +191,8 @@ func TestAdvertisedCapacityIsAccepted(t *testing.T) {
 		packer.Reserve(sets, divisible)
 		placed, _ := packer.Pack(want, account)
 		slots := cluster.Slots(headroom)
-		if rejection := hold.Fit(slots, promised, placed); rejection != nil {
-			t.Fatalf("%+v fits the advertisement, but the provider rejects it: %s", placed, rejection.Message)
+		if message := fit(slots, promised, placed); message != "" {
+			t.Fatalf("%+v fits the advertisement, but the provider rejects it: %s", placed, message)
 		}
 		free, limit := capacity.Vector{}, int64(0)
 		for _, s := range slots {

@@ -1,14 +1,18 @@
-package hold
+package verdict
 
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
+	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -36,50 +40,132 @@ const (
 	ReasonCapacityLost = "CapacityLost"
 )
 
-// status returns the status that shows a decision. within is whether the guests
-// keep to the grant, using what they use. observedAttempt becomes the instruction's
-// only if the decision is final.
-func (d decision) status(granted peering.Progress, within bool, using string, now time.Time, leaveWithin time.Duration) broker.ProviderInstructionStatus {
-	instruction := d.instruction
-	consumer := instruction.Spec.RequesterClusterID
-	status := *instruction.Status.DeepCopy()
-	status.Enforced, status.ObservedGeneration = false, instruction.Generation
-	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: instruction.Generation, LastTransitionTime: metav1.NewTime(now)}
+// Write is a status to write.
+type Write struct {
+	Instruction *broker.ProviderInstruction
+	Status      broker.ProviderInstructionStatus
+}
+
+// Effect is what has come of decisions.
+type Effect struct {
+	Granted peering.Progress
+	// GrantWaits is since when the grant is not in effect, zero if it is.
+	GrantWaits time.Time
+	// Guests returns those of the consumer.
+	Guests func() inventory.Guests
+	Now    time.Time
+	// LeaveWithin is how long guests may stay that use what is withdrawn.
+	LeaveWithin time.Duration
+}
+
+// Recordings are the statuses that record larger holds before they are granted.
+func Recordings(decisions []Decision, recording peering.Progress, now time.Time) (writes []Write) {
+	for _, d := range decisions {
+		if d.grows() {
+			writes = append(writes, Write{d.instruction, d.status(Effect{Granted: recording, Now: now}, "")})
+		}
+	}
+	return writes
+}
+
+// Statuses are the statuses to write of decisions that are not settled. retryAfter is when to
+// decide again, 0 if not before a change.
+func Statuses(decisions []Decision, e Effect) (writes []Write, retryAfter time.Duration) {
+	beyond := ""
+	if slices.ContainsFunc(decisions, func(d Decision) bool { return d.state == reduced }) {
+		beyond = e.beyond(Grant(decisions))
+	}
+	var first time.Time
+	for _, d := range decisions {
+		// Deadlines pass, and grants take effect, without an event.
+		if d.proof == placeholder.Waiting || d.state != standing && d.state != deferred && (!e.Granted.Done || d.state == reduced && beyond != "") {
+			retryAfter = max(retryAfter, RetryAfter)
+		}
+		if d.state == open && (first.IsZero() || !d.due.IsZero() && d.due.Before(first)) {
+			first = d.due
+		}
+		if d.says(e) {
+			writes = append(writes, Write{d.instruction, d.status(e, beyond)})
+		}
+	}
+	if slices.ContainsFunc(decisions, func(d Decision) bool { return d.untried != "" }) {
+		retryAfter = trialRetryAfter
+	}
+	if left := first.Sub(e.Now); left > 0 {
+		retryAfter = min(retryAfter, left)
+	}
+	return writes, retryAfter
+}
+
+// beyond is what guests use, "" if it is no more than an amount.
+func (e Effect) beyond(total corev1.ResourceList, pods int32) string {
+	var used corev1.ResourceList
+	active := e.Guests().Active
+	for _, requests := range active {
+		used = broker.AddTo(used, requests)
+	}
+	if len(active) <= int(pods) && usage.Covers(total, used) {
+		return ""
+	}
+	return fmt.Sprintf("%d pods with %s", len(active), broker.FromList(used))
+}
+
+// says reports whether the status of a decision says more than the one before, or has for long.
+func (d Decision) says(e Effect) bool {
+	switch {
+	case d.state == standing:
+		return e.Granted.Done && (d.expired(e.Now) || d.proofChanged())
+	case d.state == deferred:
+		return false
+	case e.Granted.Done:
+		return !d.waits() || d.takes >= RetryAfter
+	}
+	return d.state != open || e.GrantWaits.IsZero() || !e.Now.Before(e.GrantWaits.Add(RetryAfter))
+}
+
+// status returns the status that shows a decision. beyond is what guests use if that is more than
+// the grant. observedAttempt becomes the instruction's only if the decision is final.
+func (d Decision) status(e Effect, beyond string) broker.ProviderInstructionStatus {
+	of, now := d.instruction, e.Now
+	consumer := of.Spec.RequesterClusterID
+	status := *of.Status.DeepCopy()
+	status.Enforced, status.ObservedGeneration = false, of.Generation
+	enforced := metav1.Condition{Type: broker.ConditionEnforced, Status: metav1.ConditionFalse, ObservedGeneration: of.Generation, LastTransitionTime: metav1.NewTime(now)}
 	final, held := true, d.held
 	if d.grows() && status.Accepted == nil {
 		status.Accepted = d.before.DeepCopy()
 	}
 	switch {
-	case !granted.Done:
-		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, granted.Message, false
+	case !e.Granted.Done:
+		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonGrantPending, e.Granted.Message, false
 		// The grant may be in effect already: the larger of the old and the new hold
 		// is kept from others.
-		if d.smaller || d.refused != nil {
+		if d.state == reduced || d.state == refused {
 			held = d.before
 		}
-	case d.refused != nil:
-		enforced.Reason, enforced.Message = d.refused.Reason, d.refused.Message
+	case d.state == refused:
+		enforced.Reason, enforced.Message = d.why.Reason, d.why.Message
 		if !d.held.Empty() {
 			// It does not name the consumer: a broker of an earlier version repeats it to others.
-			enforced.Message = fmt.Sprintf("Holding only %s: %s", describe(d.held), d.refused.Message)
+			enforced.Message = fmt.Sprintf("Holding only %s: %s", describe(d.held), d.why.Message)
 		}
 		if d.withdrawn() {
-			status.LeaveBy = &metav1.Time{Time: now.Add(leaveWithin).Truncate(time.Second)}
+			status.LeaveBy = &metav1.Time{Time: now.Add(e.LeaveWithin).Truncate(time.Second)}
 			enforced.Message = fmt.Sprintf("%s. %s", strings.TrimSuffix(enforced.Message, "."), mustLeave(status.LeaveBy))
 		}
-	case d.proving() && d.untried != "":
+	case d.waits() && d.untried != "":
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonTrialPending, false
 		enforced.Message = fmt.Sprintf("Waiting to try whether the API server admits the guests: %s.", d.untried)
-	case d.proving():
+	case d.waits():
 		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false
-	case d.smaller && !within:
+	case d.state == reduced && beyond != "":
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
-		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, using, describe(d.held))
+		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, beyond, describe(d.held))
 		held = d.before
 		if status.LeaveBy != nil && now.Before(status.LeaveBy.Time) {
 			sayLeaving(&enforced, status.LeaveBy)
 		}
-	case instruction.Spec.Releasing:
+	case of.Spec.Releasing:
 		enforced.Reason, enforced.Message = broker.ReasonReleased, "No capacity is held for this Reservation."
 	default:
 		status.Enforced = true
@@ -95,7 +181,7 @@ func (d decision) status(granted peering.Progress, within bool, using string, no
 		status.Held = held.DeepCopy()
 	}
 	if final {
-		status.ObservedAttempt, status.Accepted = instruction.Spec.Attempt, nil
+		status.ObservedAttempt, status.Accepted = of.Spec.Attempt, nil
 	}
 	meta.SetStatusCondition(&status.Conditions, enforced)
 	if final {
@@ -114,21 +200,21 @@ func sayLeaving(enforced *metav1.Condition, by *metav1.Time) {
 
 // expired reports whether a status still says that guests must leave although their time is
 // over.
-func (d decision) expired(now time.Time) bool {
+func (d Decision) expired(now time.Time) bool {
 	status := d.instruction.Status
-	return status.Enforced && status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) && settled(d.instruction) && (d.accounted || d.proof == placeholder.Proven)
+	return status.Enforced && status.LeaveBy != nil && !now.Before(status.LeaveBy.Time) && d.proof == placeholder.Proven
 }
 
 // proofChanged reports whether condition Proven of a hold that is enforced does not say what its
 // placeholders prove: all have a place, or some have had none for a while. That a guest
 // has just come, of which the next placeholder holds what it leaves, is not worth a write.
-func (d decision) proofChanged() bool {
+func (d Decision) proofChanged() bool {
 	status := d.instruction.Status
-	if d.accounted || !status.Enforced || !settled(d.instruction) {
+	if d.accounted || !status.Enforced {
 		return false
 	}
 	if meta.IsStatusConditionTrue(status.Conditions, broker.ConditionProven) {
-		return d.proof != placeholder.Proven && d.proofTakes >= requeueAfter
+		return d.proof != placeholder.Proven && d.takes >= RetryAfter
 	}
 	return d.proof == placeholder.Proven
 }
@@ -137,10 +223,6 @@ func mustLeave(by *metav1.Time) string {
 	return fmt.Sprintf("Guests beyond that must leave by %s.", by.UTC().Format(time.RFC3339))
 }
 
-// ReasonNoPlace is the reason of the event of a guest that waits and for which nothing promised is
-// left.
-const ReasonNoPlace = "NoPlace"
-
 // Reasons of condition Proven.
 const (
 	ReasonPlacesFound = "PlacesFound"
@@ -148,7 +230,7 @@ const (
 )
 
 // setProven sets condition Proven of a decision that is final.
-func (d decision) setProven(status *broker.ProviderInstructionStatus, now time.Time) {
+func (d Decision) setProven(status *broker.ProviderInstructionStatus, now time.Time) {
 	proven := metav1.Condition{Type: broker.ConditionProven, Status: metav1.ConditionFalse, Reason: ReasonNotProven, ObservedGeneration: d.instruction.Generation, LastTransitionTime: metav1.NewTime(now)}
 	switch {
 	case status.Held == nil:
@@ -162,14 +244,6 @@ func (d decision) setProven(status *broker.ProviderInstructionStatus, now time.T
 		proven.Message = d.proofMessage
 	}
 	meta.SetStatusCondition(&status.Conditions, proven)
-}
-
-// recording is the progress of a grant while its hold is only recorded.
-func (r *Reconciler) recording() peering.Progress {
-	if r.Placeholders.Namespace != "" {
-		return peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect, and for the scheduler to find a place for each pod.")
-	}
-	return peering.Waiting(ReasonGrantPending, "Waiting for the grant to be in effect.")
 }
 
 // describe prints a capacity as "2 pods of cpu 500m, memory 64Mi".
