@@ -44,10 +44,10 @@ type GuestNamespaces interface {
 // prepareTrials begins to make the namespace in which guests of the decisions are to be tried, so
 // that a consumer without one waits for it and for the scheduler at the same time.
 func (r *Reconciler) prepareTrials(ctx context.Context, consumer string, decisions []verdict.Decision) {
-	if r.GuestNamespaces == nil || r.prepared[consumer] || !slices.ContainsFunc(decisions, verdict.Decision.Open) {
+	if r.GuestNamespaces == nil || r.of(consumer).prepared || !slices.ContainsFunc(decisions, verdict.Decision.Open) {
 		return
 	}
-	r.prepared[consumer] = true
+	r.of(consumer).prepared = true
 	if _, _, err := r.tryIn(ctx, consumer); err != nil {
 		// It is repeated when a guest is to be tried.
 		log.FromContext(ctx).Info("Cannot prepare to try guests", "consumer", consumer, "reason", err.Error())

@@ -56,8 +56,9 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 	if _, err := r.provider.EnsureGrant(ctx, consumer, nil, 0); err != nil {
 		return reconcile.Result{}, fmt.Errorf("reducing the grant of %s to zero: %w", consumer, err)
 	}
+	of := r.of(consumer)
 	if !slices.Contains(consumers, consumer) {
-		delete(r.unusedSince, consumer)
+		of.unusedSince = time.Time{}
 		return reconcile.Result{}, nil
 	}
 	if r.GuestNamespaces != nil {
@@ -66,16 +67,14 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 		}
 	}
 	now := r.Clock.Now()
-	since, known := r.unusedSince[consumer]
-	if !known || len(guests.Active) > 0 {
-		since = now
-		r.unusedSince[consumer] = now
+	if of.unusedSince.IsZero() || len(guests.Active) > 0 {
+		of.unusedSince = now
 	}
 	// A consumer removes an idle peering itself; this is for one that no longer can.
-	if left := since.Add(2*r.PeeringIdleTime + 5*time.Minute).Sub(now); left > 0 {
+	if left := of.unusedSince.Add(2*r.PeeringIdleTime + 5*time.Minute).Sub(now); left > 0 {
 		return reconcile.Result{RequeueAfter: min(left, resyncInterval)}, nil
 	}
-	log.FromContext(ctx).Info("Removing the peering of an idle consumer", "consumer", consumer, "unusedFor", now.Sub(since).String())
+	log.FromContext(ctx).Info("Removing the peering of an idle consumer", "consumer", consumer, "unusedFor", now.Sub(of.unusedSince).String())
 	progress, err := r.provider.Teardown(ctx, consumer)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("removing the peering of %s: %w", consumer, err)
@@ -83,6 +82,6 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 	if !progress.Done {
 		return reconcile.Result{RequeueAfter: requeueAfter}, nil
 	}
-	delete(r.unusedSince, consumer)
+	of.unusedSince = time.Time{}
 	return reconcile.Result{}, nil
 }

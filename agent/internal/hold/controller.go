@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
@@ -105,25 +107,43 @@ type Reconciler struct {
 	recorder events.EventRecorder
 	enqueue  chan event.GenericEvent
 
-	// Only the one worker uses these. unusedSince is when a consumer was first seen
-	// with neither an instruction nor a guest; grants is what each consumer was granted
-	// last, waiting since when a grant is not in effect. memory is what is known of
-	// instructions besides their statuses, written the instructions as last written.
-	unusedSince map[string]time.Time
-	grants      map[string]inEffect
-	waiting     map[string]time.Time
-	memory      *verdict.Memory
-	written     written
-	places      *places
-	// marking are the consumers of which guests may be on nodes that are not offered.
-	marking map[string]bool
-	// prepared are the consumers for which a namespace to try guests in is being made.
-	prepared map[string]bool
+	// Only the one worker uses these. memory is what is known of instructions besides their
+	// statuses, and written the instructions as last written.
+	consumers map[string]*consumer
+	memory    *verdict.Memory
+	written   written
+	places    *places
 
 	mu sync.Mutex
 	// changed are the consumers of which the driver has observed a change, moved those that
 	// are enqueued because of their guests and placeholders.
 	changed, moved map[string]bool
+}
+
+// consumer is what is known of one consumer.
+type consumer struct {
+	// unusedSince is when it was first seen with neither an instruction nor a guest.
+	unusedSince time.Time
+	// grant is what it was granted last, nil if that is not in effect, and grantWaits since when.
+	grant      *inEffect
+	grantWaits time.Time
+	// marking: guests may be on nodes that are not offered. prepared: a namespace to try guests in
+	// is being made.
+	marking, prepared bool
+	// planned is what was planned last for the guests that wait, reported are those of which an
+	// event says that there is no place for them, and restsUntil is when places may be planned
+	// again because of guests and placeholders.
+	planned    handover.Moves
+	reported   sets.Set[types.UID]
+	restsUntil time.Time
+}
+
+// of is what is known of a consumer.
+func (r *Reconciler) of(name string) *consumer {
+	if r.consumers[name] == nil {
+		r.consumers[name] = &consumer{}
+	}
+	return r.consumers[name]
 }
 
 // New makes a Reconciler that reads with c, which may be behind the API server, and
@@ -150,8 +170,7 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	return &Reconciler{
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},
-		unusedSince: map[string]time.Time{}, grants: map[string]inEffect{}, waiting: map[string]time.Time{},
-		memory: verdict.NewMemory(), written: written{}, places: newPlaces(), marking: map[string]bool{}, prepared: map[string]bool{},
+		consumers: map[string]*consumer{}, memory: verdict.NewMemory(), written: written{}, places: &places{unseen: map[types.UID]unseen{}},
 	}
 }
 
@@ -264,7 +283,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	if request == JudgeAll {
 		return r.judgeStanding(ctx)
 	}
-	if left := r.places.resting(request.Name, r.Clock.Now()); left > 0 {
+	if left := r.of(request.Name).restsUntil.Sub(r.Clock.Now()); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	return r.reconcileConsumer(ctx, request.Name)
@@ -284,22 +303,20 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 
 // decideConsumer decides the instructions of a consumer, and plans the moves of its guests.
 func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (result reconcile.Result, err error) {
-	r.places.planned = moves{}
+	of := r.of(consumer)
+	of.planned = handover.Moves{}
 	in, err := r.read(ctx, consumer, r.Priority)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if !in.hasInstruction() {
-		delete(r.grants, consumer)
-		delete(r.waiting, consumer)
-		delete(r.marking, consumer)
-		delete(r.prepared, consumer)
+		of.grant, of.grantWaits, of.marking, of.prepared = nil, time.Time{}, false, false
 		if _, err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
 		}
 		return r.cleanUp(ctx, consumer, in.Nodes().Guests[consumer])
 	}
-	delete(r.unusedSince, consumer)
+	of.unusedSince = time.Time{}
 	decisions, err := r.record(ctx, &in)
 	if err == nil {
 		var granted peering.Progress
@@ -310,15 +327,15 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 			return r.decideConsumer(ctx, consumer)
 		}
 	}
-	if err == nil && r.marking[consumer] {
+	if err == nil && of.marking {
 		exposed, more, failed := r.markGuests(ctx, in, consumer)
-		r.marking[consumer] = exposed
+		of.marking = exposed
 		switch {
 		case more && failed == nil:
 			result.RequeueAfter = conflictRetryAfter
 		case failed != nil:
 			// It must not keep holds from being decided.
-			r.marking[consumer] = true
+			of.marking = true
 			result.RequeueAfter = cmp.Or(result.RequeueAfter, requeueAfter)
 			log.FromContext(ctx).Info("Guests could not be marked", "consumer", consumer, "reason", failed.Error(), "retryAfter", result.RequeueAfter.String())
 		}
@@ -351,7 +368,7 @@ func (r *Reconciler) enforce(ctx context.Context, in input, decisions []verdict.
 // writeStatuses writes the statuses of the decisions that are not settled.
 func (r *Reconciler) writeStatuses(ctx context.Context, in input, decisions []verdict.Decision, granted peering.Progress) (result reconcile.Result, err error) {
 	writes, retryAfter := verdict.Statuses(decisions, verdict.Effect{
-		Granted: granted, GrantWaits: r.waiting[in.Consumer], Now: r.Clock.Now(), LeaveWithin: r.LeaveWithin,
+		Granted: granted, GrantWaits: r.of(in.Consumer).grantWaits, Now: r.Clock.Now(), LeaveWithin: r.LeaveWithin,
 		Guests: func() inventory.Guests { return in.Nodes().Guests[in.Consumer] },
 	})
 	if err = r.writeAll(ctx, writes); err == nil && granted.Done {
@@ -382,14 +399,14 @@ func (r *Reconciler) record(ctx context.Context, in *input) ([]verdict.Decision,
 	}
 	assumed := map[types.UID]broker.HeldCapacity{}
 	for _, of := range in.Instructions {
-		assumed[of.UID] = deref(instruction.Held(of))
+		assumed[of.UID] = heldBy(of)
 	}
 	var live broker.ProviderInstructionList
 	if err := r.live.List(ctx, &live, client.InNamespace(r.Namespace)); err != nil {
 		return nil, fmt.Errorf("listing provider instructions: %w", err)
 	}
 	for i := range live.Items {
-		if of := &live.Items[i]; !capacity.Equal(deref(instruction.Held(of)), assumed[of.UID]) {
+		if of := &live.Items[i]; !capacity.Equal(heldBy(of), assumed[of.UID]) {
 			in.Instructions = pointers(live.Items)
 			return verdict.Decide(in.Input), nil
 		}
@@ -398,11 +415,9 @@ func (r *Reconciler) record(ctx context.Context, in *input) ([]verdict.Decision,
 	return decisions, nil
 }
 
-func deref(held *broker.HeldCapacity) broker.HeldCapacity {
-	if held == nil {
-		return broker.HeldCapacity{}
-	}
-	return *held
+// heldBy is what an instruction holds so far.
+func heldBy(of *broker.ProviderInstruction) broker.HeldCapacity {
+	return *cmp.Or(instruction.Held(of), &broker.HeldCapacity{})
 }
 
 func pointers(items []broker.ProviderInstruction) []*broker.ProviderInstruction {
@@ -440,7 +455,7 @@ func (r *Reconciler) read(ctx context.Context, consumer string, pending int32) (
 		Nodes: sync.OnceValue(func() verdict.Nodes {
 			return verdict.Nodes{Slots: observed.Slots(r.Headroom), Guests: observed.Guests(), Pending: observed.Pending(pending)}
 		}),
-		Now: r.Clock.Now(), GrantWaits: r.waiting[consumer],
+		Now: r.Clock.Now(), GrantWaits: r.of(consumer).grantWaits,
 	}
 	r.memory.Keep(in.Instructions)
 	return input{in, observed}, nil
@@ -454,19 +469,19 @@ func (r *Reconciler) ensureGrant(ctx context.Context, consumer string, total cor
 		pods += peering.DaemonSetPodsAllowance
 	}
 	changed := r.takeChanged(consumer)
-	if last, ok := r.grants[consumer]; ok && !changed && last.pods == pods && equality.Semantic.DeepEqual(last.total, total) {
+	of := r.of(consumer)
+	if last := of.grant; last != nil && !changed && last.pods == pods && equality.Semantic.DeepEqual(last.total, total) {
 		return last.progress, nil
 	}
-	delete(r.grants, consumer)
+	of.grant = nil
 	granted, err := r.provider.EnsureGrant(ctx, consumer, total, pods)
 	if err != nil {
 		return granted, fmt.Errorf("granting %s to %s: %w", broker.FromList(total), consumer, err)
 	}
 	if granted.Done {
-		r.grants[consumer] = inEffect{total, pods, granted}
-		delete(r.waiting, consumer)
-	} else if _, waiting := r.waiting[consumer]; !waiting {
-		r.waiting[consumer] = r.Clock.Now()
+		of.grant, of.grantWaits = &inEffect{total, pods, granted}, time.Time{}
+	} else if of.grantWaits.IsZero() {
+		of.grantWaits = r.Clock.Now()
 	}
 	return granted, nil
 }

@@ -4,18 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -86,61 +81,4 @@ func (e *env) endingCount(other string, first []string, next string) {
 	e.eventuallyBound(guests, 1)
 	expect.NoError(e, e.Delete(e.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: guests, Name: "next"}}, client.GracePeriodSeconds(0)))
 	e.eventuallyBound(guests, 0)
-}
-
-// A guest that has no place waits, however long, and an event says so once it has waited for some
-// seconds. One that requests nothing of a divisible total needs none.
-func TestNoneWithoutPlace(t *testing.T) {
-	both, nothing := expect.Resources("cpu", "2", "nvidia.com/gpu", "1"), expect.Resources("memory", "0")
-	divisible, shapes := total(both), pods(set("pods", 2, expect.Resources("cpu", "1")))
-	for name, tc := range map[string]struct {
-		held            broker.HeldCapacity
-		running, ending []corev1.ResourceList
-		next            corev1.ResourceList
-		// ungated says whether the next guest is let go at once.
-		ungated bool
-	}{
-		"before its placeholder":    {held: shapes, next: expect.Resources("cpu", "1")},
-		"larger than all":           {held: shapes, next: expect.Resources("cpu", "1500m")},
-		"beyond":                    {held: shapes, running: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, next: expect.Resources("cpu", "1")},
-		"while others end":          {held: divisible, ending: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: expect.Resources("cpu", "1")},
-		"of one resource of two":    {held: divisible, ending: []corev1.ResourceList{expect.Resources("cpu", "1", "nvidia.com/gpu", "1")}, next: expect.Resources("cpu", "1", "nvidia.com/gpu", "1")},
-		"of what is not promised":   {held: divisible, next: expect.Resources("memory", "1Gi")},
-		"nothing of a total":        {held: divisible, running: []corev1.ResourceList{expect.Resources("cpu", "2")}, next: nothing, ungated: true},
-		"nothing, and none is left": {held: shapes, running: []corev1.ResourceList{expect.Resources("cpu", "1"), expect.Resources("cpu", "1")}, next: nothing},
-		"nothing of nothing":        {next: nothing},
-	} {
-		created := time.Unix(10_000, 0)
-		clock := clocktesting.NewFakePassiveClock(created)
-		recognizer := inventory.Recognizer{Guest: guestOf}
-		reconciler, tracker := hold.New(nil, nil, nil, nil, hold.Options{Recognizer: recognizer, Clock: clock}), inventory.NewTracker(recognizer)
-		tracker.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "guests-of-rome", Labels: map[string]string{broker.LabelGuestsOf: "rome"}}})
-		tracker.Set(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
-		add := func(name string, requests corev1.ResourceList, change func(*corev1.Pod)) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "guests-of-rome", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(created)}}
-			pod.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Requests: requests}}}
-			change(pod)
-			tracker.Set(pod)
-		}
-		for i, requests := range tc.running {
-			add(fmt.Sprint("running-", i), requests, func(p *corev1.Pod) { p.Spec.NodeName = "n" })
-		}
-		for i, requests := range tc.ending {
-			add(fmt.Sprint("ending-", i), requests, func(p *corev1.Pod) { p.Spec.NodeName, p.DeletionTimestamp = "n", ptr.To(metav1.Unix(20_000, 0)) })
-		}
-		add("next", tc.next, func(p *corev1.Pod) {
-			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
-		})
-		in := &broker.ProviderInstruction{ObjectMeta: metav1.ObjectMeta{Name: "r1", UID: "r1"}, Spec: broker.ProviderInstructionSpec{ReservationName: "r1", RequesterClusterID: "rome"}}
-		for after, want := range map[time.Duration]int{0: 0, 5 * time.Second: 0, time.Hour: 1} {
-			clock.SetTime(created.Add(after))
-			ungated, reported := reconciler.Waiting(tracker, in, tc.held)
-			if tc.ungated {
-				want = 0
-			}
-			if (ungated > 0) != tc.ungated || reported != want {
-				t.Errorf("%s: after %s, %d are let go and %d are said to have no place; want %t, %d", name, after, ungated, reported, tc.ungated, want)
-			}
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 )
@@ -91,14 +92,14 @@ func (r *Reconciler) judgeStanding(ctx context.Context) (result reconcile.Result
 	}
 	var errs []error
 	for _, consumer := range slices.Sorted(maps.Keys(consumers)) {
-		if !consumers[consumer] && !r.marking[consumer] {
+		if !consumers[consumer] && !r.of(consumer).marking {
 			// Its holds stay as they are.
-			_, exposed := leaving(in.observed.Places(consumer), r.offered(in), nil)
+			_, exposed := handover.Leaving(in.observed.Places(consumer), r.offered(in), nil)
 			if exposed == 0 {
 				continue
 			}
 		}
-		r.marking[consumer] = true
+		r.of(consumer).marking = true
 		lowered, err := r.reconcileConsumer(ctx, consumer)
 		if errs = append(errs, err); lowered.RequeueAfter > 0 {
 			r.sendAfter(consumer, lowered.RequeueAfter)

@@ -8,73 +8,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
-
-// leaving returns the guests of a consumer that must leave: those on nodes that are not
-// offered, such as cordoned ones, for which nothing is held beside the others. Which of them
-// that are changes as little as possible. exposed is the number of guests on such nodes or
-// with a mark.
-func leaving(guests inventory.Places, offered func(node string) bool, promises []usage.Promise) (must map[types.UID]bool, exposed int) {
-	var on, others []int
-	for i, pod := range guests.Guests {
-		switch {
-		case pod.DeletionTimestamp != nil || pod.Spec.NodeName == "":
-		case !offered(pod.Spec.NodeName):
-			on = append(on, i)
-			exposed++
-		case marked(pod):
-			exposed++
-			others = append(others, i)
-		default:
-			others = append(others, i)
-		}
-	}
-	if exposed == 0 {
-		return nil, 0
-	}
-	used := usage.New(promises)
-	// The consumer lowers the hold that has lost capacity: its guests take none of another one.
-	used.Strict = true
-	for _, i := range others {
-		used.Add(guests.Guest(i))
-	}
-	slices.SortStableFunc(on, func(i, j int) int {
-		a, b := guests.Guests[i], guests.Guests[j]
-		if marked(a) != marked(b) {
-			if marked(a) {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	must = map[types.UID]bool{}
-	left := used.Left()
-	for _, i := range on {
-		used.Add(guests.Guest(i))
-		with := used.Left()
-		if _, within := used.ShareOf(left, with); within {
-			left = with
-			continue
-		}
-		used.Remove(guests.Guest(i))
-		must[guests.Guests[i].UID] = true
-	}
-	return must, exposed
-}
-
-// marked reports whether a guest has the mark of those that must leave.
-func marked(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == broker.PodMustLeave })
-}
 
 // markGuests marks the guests of a consumer that must leave with condition PodMustLeave,
 // which the drivers carry to the consumer: it does not know which node a guest runs on. The
@@ -85,14 +26,14 @@ func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) 
 	for _, of := range in.Instructions {
 		if of.Spec.RequesterClusterID == consumer {
 			// A larger hold that is being tried may be refused: what was accepted counts.
-			promises = append(promises, usage.PromiseOf(of, deref(cmp.Or(of.Status.Accepted, instruction.Held(of)))))
+			promises = append(promises, usage.PromiseOf(of, *cmp.Or(of.Status.Accepted, instruction.Held(of), &broker.HeldCapacity{})))
 		}
 	}
 	guests := in.observed.Places(consumer)
-	must, on := leaving(guests, r.offered(in), promises)
+	must, on := handover.Leaving(guests, r.offered(in), promises)
 	var changed []*corev1.Pod
 	for _, pod := range guests.Guests {
-		if pod.DeletionTimestamp == nil && marked(pod) != must[pod.UID] {
+		if pod.DeletionTimestamp == nil && handover.Marked(pod) != must[pod.UID] {
 			changed = append(changed, pod)
 		}
 	}

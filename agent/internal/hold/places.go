@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,19 +13,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
@@ -35,47 +34,25 @@ const unseenFor = 10 * time.Second
 // left.
 const ReasonNoPlace = "NoPlace"
 
-// reportAfter is how long a guest waits before an event says that there is no place for it: the
-// placeholder of a place that was just given back needs some seconds.
-const reportAfter = 10 * time.Second
-
-// places is what was written of placeholders and guests and is not in the cache yet.
+// places is what was written of pods and is not in the cache yet, by UID.
 type places struct {
-	mu sync.Mutex
-	// created are placeholders by name, deleted those by UID, nominated the nodes of
-	// guests by UID.
-	created   map[string]unseen[*corev1.Pod]
-	deleted   map[types.UID]unseen[struct{}]
-	nominated map[types.UID]unseen[string]
-	// reported are the guests of a consumer of which an event says that there is no place for them.
-	reported map[string]sets.Set[types.UID]
-	// restsUntil is when each consumer's places may be planned again because of guests and
-	// placeholders.
-	restsUntil map[string]time.Time
-	// planned is what was planned last for the guests that wait. Only the one worker uses it.
-	planned moves
+	mu     sync.Mutex
+	unseen map[types.UID]unseen
 }
 
-// moves are the guests of a consumer that take a place, those that need none or have theirs
-// already, and those of which an event is to say that there is none for them. waits is set if
-// that is not known of others yet.
-type moves struct {
-	handOvers        []handOver
-	ungate, unplaced []*corev1.Pod
-	waits            bool
+// unseen is a placeholder that was created or deleted, or the node that a guest was nominated to.
+type unseen struct {
+	created *corev1.Pod
+	deleted bool
+	node    string
+	since   time.Time
 }
 
-type unseen[T any] struct {
-	what  T
-	since time.Time
-}
-
-func newPlaces() *places {
-	return &places{
-		created: map[string]unseen[*corev1.Pod]{},
-		deleted: map[types.UID]unseen[struct{}]{}, nominated: map[types.UID]unseen[string]{},
-		reported: map[string]sets.Set[types.UID]{}, restsUntil: map[string]time.Time{},
-	}
+// wrote notes a write.
+func (p *places) wrote(uid types.UID, what unseen) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unseen[uid] = what
 }
 
 // Planning costs more with each guest and placeholder. So that many of them together do not
@@ -86,86 +63,26 @@ const (
 	minRest, maxRest = 20 * time.Millisecond, time.Second
 )
 
-// rest begins the rest of a consumer's places after they were planned.
-func (p *places) rest(consumer string, now time.Time, planning time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.restsUntil[consumer] = now.Add(min(max(restFactor*planning, minRest), maxRest))
-}
-
-// resting is how long a consumer's places still rest.
-func (p *places) resting(consumer string, now time.Time) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(0, p.restsUntil[consumer].Sub(now))
-}
-
-func (p *places) forget(consumer string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.restsUntil, consumer)
-	delete(p.reported, consumer)
-}
-
-func expire[K comparable, T any](entries map[K]unseen[T], now time.Time) {
-	maps.DeleteFunc(entries, func(_ K, e unseen[T]) bool { return now.Sub(e.since) >= unseenFor })
-}
-
 // placeholders are the cached placeholders of a consumer with what was written since.
-func (p *places) placeholders(cached []*corev1.Pod, consumer string, now time.Time) []*corev1.Pod {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	expire(p.created, now)
-	expire(p.deleted, now)
-	expire(p.nominated, now)
-	var out []*corev1.Pod
+func (p *places) placeholders(cached []*corev1.Pod, consumer string, now time.Time) (out []*corev1.Pod) {
+	maps.DeleteFunc(p.unseen, func(_ types.UID, w unseen) bool { return now.Sub(w.since) >= unseenFor })
 	for _, pod := range cached {
-		delete(p.created, pod.Name)
-		if _, deleted := p.deleted[pod.UID]; !deleted && pod.DeletionTimestamp == nil {
+		written := p.unseen[pod.UID]
+		if written.created != nil {
+			delete(p.unseen, pod.UID)
+		}
+		if !written.deleted && pod.DeletionTimestamp == nil {
 			out = append(out, pod)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(p.created)) {
-		if pod := p.created[name].what; pod.Labels[broker.LabelRequester] == consumer {
+	seen := len(out)
+	for _, written := range p.unseen {
+		if pod := written.created; pod != nil && pod.Labels[broker.LabelRequester] == consumer {
 			out = append(out, pod)
 		}
 	}
+	slices.SortFunc(out[seen:], func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
 	return out
-}
-
-// situation is what the placeholders of one consumer are planned on.
-type situation struct {
-	consumer string
-	promises []usage.Promise
-	// usage of the promises by the guests that have a place, or are nominated to one.
-	usage *usage.Usage
-	// expected are the numbers of guests nominated to nodes.
-	expected map[string]int
-	// pods are the placeholders that guests do not take, taken the others. before is what is
-	// unused while these are there.
-	pods, taken []*corev1.Pod
-	before      []broker.HeldCapacity
-	node        func(name string) *corev1.Node
-}
-
-// needs returns what needs placeholders beside the guests: of a divisible total, as long as
-// the guests have not taken theirs.
-func (s situation) needs() []placeholder.Hold {
-	var out []placeholder.Hold
-	for i, unused := range s.usage.Unused() {
-		of := s.promises[i]
-		if len(s.taken) > 0 && len(unused.PodSets) == 0 {
-			unused = s.before[i]
-		}
-		out = append(out, placeholder.Hold{UID: of.UID, Name: of.Name, Consumer: s.consumer, Unused: unused})
-	}
-	return out
-}
-
-// handOver is a guest that takes the place of placeholders.
-type handOver struct {
-	guest *corev1.Pod
-	placeholder.HandOver
 }
 
 // maxCreated is the number of placeholders that are created at a time: guests that come
@@ -183,62 +100,52 @@ func (r *Reconciler) ensurePlaces(ctx context.Context, in input, promises []usag
 	began := r.Clock.Now()
 	observed := in.observed.Places(in.Consumer)
 	pods := r.places.placeholders(observed.Placeholders, in.Consumer, began)
-	r.places.planned = moves{}
+	of := r.of(in.Consumer)
+	of.planned = handover.Moves{}
 	if len(promises) == 0 && len(pods) == 0 && len(observed.Guests) == 0 {
-		r.places.forget(in.Consumer)
+		of.reported, of.restsUntil = nil, time.Time{}
 		return nil, nil
 	}
 	var namespace corev1.Namespace
 	if err := r.client.Get(ctx, client.ObjectKey{Name: r.Placeholders.Namespace}, &namespace); err != nil {
 		return nil, fmt.Errorf("reading the namespace of placeholders: %w", err)
 	}
-	moves, plan := r.planPlaces(in, promises, observed, pods, guest.Controller(&namespace))
-	r.places.rest(in.Consumer, r.Clock.Now(), r.Clock.Since(began))
-	r.places.planned = moves
+	options := r.Placeholders
+	options.Owner = guest.Controller(&namespace)
+	plan := handover.Make(handover.Input{
+		Consumer: in.Consumer, Promises: promises, Guests: observed, Placeholders: pods, Nominated: func(uid types.UID) string { return r.places.unseen[uid].node }, Reported: of.reported,
+		Node: in.observed.Node, Eligible: r.Recognizer.Eligible, Fits: in.Fits, Options: options, Now: r.Clock.Now(),
+	})
+	of.planned, of.reported = plan.Moves, plan.Reported
+	of.restsUntil = r.Clock.Now().Add(min(max(restFactor*r.Clock.Since(began), minRest), maxRest))
 	// What is removed may make room for what is created.
-	return plan.States, errors.Join(r.each(ctx, plan.Remove, r.removePlaceholder), r.createPlaceholders(ctx, plan))
+	return plan.States, errors.Join(r.each(ctx, plan.Remove, r.removePlaceholder), r.createPlaceholders(ctx, plan.Plan))
 }
 
 // moveGuests gives the next guests of a consumer that wait the places that were planned, and
 // returns after how long it is to be repeated, 0 for not at all. What fails is logged and
 // repeated: it must not keep holds from being decided.
 func (r *Reconciler) moveGuests(ctx context.Context, consumer string) (retryAfter time.Duration) {
-	planned := r.places.planned
-	r.places.planned = moves{}
-	next := planned.next(maxMoved)
-	r.reportUnplaced(consumer, next.unplaced)
-	if err := errors.Join(r.handOver(ctx, next.handOvers), r.each(ctx, next.ungate, r.ungate)); err != nil {
+	of := r.of(consumer)
+	planned := of.planned
+	of.planned = handover.Moves{}
+	next := planned.Next(maxMoved)
+	for _, pod := range next.Unplaced {
+		r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, ReasonNoPlace, "HandOver",
+			"No place that is kept for consumer %s has room for %s on a node that the guest may use: it waits until one has, or its own cluster moves it.", consumer, broker.FromList(inventory.Requests(pod)))
+		of.reported.Insert(pod.UID)
+	}
+	if err := errors.Join(r.handOver(ctx, next.Taken), r.each(ctx, next.Ungate, r.ungate)); err != nil {
 		log.FromContext(ctx).Error(err, "Failed to give guests their places", "retryAfter", requeueAfter.String())
 		return requeueAfter
 	}
 	switch {
-	case next.count() < planned.count():
+	case next.Count() < planned.Count():
 		return minRest
-	case planned.waits:
+	case planned.Waits:
 		return requeueAfter
 	}
 	return 0
-}
-
-// next are the first n guests, those that take no place first.
-func (m moves) next(n int) moves {
-	ungate := m.ungate[:min(len(m.ungate), n)]
-	unplaced := m.unplaced[:min(len(m.unplaced), n)]
-	return moves{handOvers: m.handOvers[:min(len(m.handOvers), n-len(ungate))], ungate: ungate, unplaced: unplaced}
-}
-
-func (m moves) count() int { return len(m.handOvers) + len(m.ungate) + len(m.unplaced) }
-
-// reportUnplaced says of guests that there is no place for them.
-func (r *Reconciler) reportUnplaced(consumer string, guests []*corev1.Pod) {
-	if len(guests) > 0 && r.places.reported[consumer] == nil {
-		r.places.reported[consumer] = sets.Set[types.UID]{}
-	}
-	for _, pod := range guests {
-		r.recorder.Eventf(pod, nil, corev1.EventTypeWarning, ReasonNoPlace, "HandOver",
-			"No place that is kept for consumer %s has room for %s on a node that the guest may use: it waits until one has, or its own cluster moves it.", consumer, broker.FromList(inventory.Requests(pod)))
-		r.places.reported[consumer].Insert(pod.UID)
-	}
 }
 
 // createPlaceholders creates at most maxCreated placeholders of a plan, and notes in its
@@ -273,113 +180,6 @@ func (r *Reconciler) createPlaceholders(ctx context.Context, plan placeholder.Pl
 	return err
 }
 
-// planPlaces plans what ensurePlaces does, with the placeholders that exist.
-func (r *Reconciler) planPlaces(in input, promises []usage.Promise, observed inventory.Places, pods []*corev1.Pod, owner metav1.OwnerReference) (moves moves, plan placeholder.Plan) {
-	s := situation{consumer: in.Consumer, promises: promises, usage: usage.New(promises), expected: map[string]int{}, pods: pods, node: in.observed.Node}
-	moves = r.match(&s, observed)
-	options := r.Placeholders
-	options.Owner = owner
-	return moves, placeholder.Make(placeholder.Input{
-		Holds: s.needs(), Pods: s.pods, Leaving: s.taken, Expected: s.expected, Options: options,
-		Usable: func(name string) bool { n := s.node(name); return n != nil && r.Recognizer.Eligible(n) },
-		Fits:   in.Fits,
-	})
-}
-
-// match finds a place for each guest that waits for one. The guests with a place count as using
-// their holds from then on. No other guest is let go, so that what runs is never more than is
-// promised: of a consumer that deletes guests and creates others, these wait until the first have
-// ended.
-func (r *Reconciler) match(s *situation, observed inventory.Places) (moves moves) {
-	r.places.mu.Lock()
-	defer r.places.mu.Unlock()
-	var waiting []int
-	for i, pod := range observed.Guests {
-		written, isWritten := r.places.nominated[pod.UID]
-		node := pod.Status.NominatedNodeName
-		if node == "" && isWritten {
-			node = written.what
-		}
-		switch {
-		case pod.Spec.NodeName != "":
-			delete(r.places.nominated, pod.UID)
-			if inventory.Runs(s.node(pod.Spec.NodeName)) {
-				s.usage.Add(observed.Guest(i))
-			}
-		case pod.DeletionTimestamp != nil:
-		case node != "":
-			s.usage.Add(observed.Guest(i))
-			s.expected[node]++
-			if gated(pod) && !isWritten {
-				// The agent was interrupted.
-				moves.ungate = append(moves.ungate, pod)
-			}
-		default:
-			waiting = append(waiting, i)
-		}
-	}
-	before, reported := r.places.reported[s.consumer], sets.Set[types.UID]{}
-	delete(r.places.reported, s.consumer)
-	if len(waiting) == 0 {
-		return moves
-	}
-	slices.SortStableFunc(waiting, func(a, b int) int {
-		return observed.Guests[a].CreationTimestamp.Compare(observed.Guests[b].CreationTimestamp.Time)
-	})
-	s.before = s.usage.Unused()
-	places, left := placeholder.NewPlaces(s.pods), s.usage.Left()
-	for _, i := range waiting {
-		pod, guest := observed.Guests[i], observed.Guest(i)
-		s.usage.Add(guest)
-		with := s.usage.Left()
-		share, within := s.usage.ShareOf(left, with)
-		if within && share.Divisible && capacity.Ceil(guest.Requests).IsZero() {
-			if left = with; gated(pod) {
-				moves.ungate = append(moves.ungate, pod)
-			}
-			continue
-		}
-		if within {
-			suits := func(name string) bool { return r.suits(pod, s.node(name)) }
-			if place, ok := places.Take(guest.Requests, s.part(share), suits); ok {
-				moves.handOvers, left = append(moves.handOvers, handOver{pod, place}), with
-				s.taken = append(s.taken, place.Placeholders...)
-				continue
-			}
-		}
-		s.usage.Remove(guest)
-		switch {
-		case !gated(pod):
-		case before.Has(pod.UID):
-			reported.Insert(pod.UID)
-		case r.Clock.Since(pod.CreationTimestamp.Time) < reportAfter:
-			moves.waits = true
-		default:
-			moves.unplaced = append(moves.unplaced, pod)
-		}
-	}
-	if len(reported) > 0 {
-		r.places.reported[s.consumer] = reported
-	}
-	taken := sets.New(s.taken...)
-	s.pods = slices.DeleteFunc(slices.Clone(s.pods), taken.Has)
-	return moves
-}
-
-// part is the share of a hold that a guest uses.
-func (s situation) part(of usage.Share) placeholder.Part {
-	part := placeholder.Part{Hold: s.promises[of.Of].UID, Divisible: of.Divisible}
-	if !of.Divisible {
-		part.Shape = placeholder.ShapeOf(s.promises[of.Of].Held.PodSets[of.At])
-	}
-	return part
-}
-
-// suits reports whether a guest may run on a node, nil for none.
-func (r *Reconciler) suits(pod *corev1.Pod, node *corev1.Node) bool {
-	return node != nil && r.Recognizer.Eligible(node) && placeholder.RunsOn(pod, node)
-}
-
 // each calls write for each pod, some at a time.
 func (r *Reconciler) each(ctx context.Context, pods []*corev1.Pod, write func(context.Context, *corev1.Pod) error) error {
 	return r.concurrently(ctx, len(pods), func(ctx context.Context, i int) error { return write(ctx, pods[i]) })
@@ -400,10 +200,10 @@ func (r *Reconciler) concurrently(ctx context.Context, n int, call func(ctx cont
 // handOver makes guests take the places of placeholders. No other pod of their priority
 // can take such a place: the guest is nominated to the node before the placeholder is
 // deleted, and competes for it only then.
-func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
+func (r *Reconciler) handOver(ctx context.Context, all []handover.Taken) error {
 	return r.concurrently(ctx, len(all), func(ctx context.Context, i int) error {
 		h := all[i]
-		if nominated, err := r.nominate(ctx, h.guest, h.Node); !nominated || err != nil {
+		if nominated, err := r.nominate(ctx, h.Guest, h.Node); !nominated || err != nil {
 			return err
 		}
 		for _, pod := range h.Placeholders {
@@ -411,8 +211,8 @@ func (r *Reconciler) handOver(ctx context.Context, all []handOver) error {
 				return err
 			}
 		}
-		log.FromContext(ctx).V(1).Info("Handed over a place to a guest", "guest", client.ObjectKeyFromObject(h.guest).String(), "node", h.Node)
-		return r.ungate(ctx, h.guest)
+		log.FromContext(ctx).V(1).Info("Handed over a place to a guest", "guest", client.ObjectKeyFromObject(h.Guest).String(), "node", h.Node)
+		return r.ungate(ctx, h.Guest)
 	})
 }
 
@@ -429,20 +229,13 @@ func (r *Reconciler) nominate(ctx context.Context, pod *corev1.Pod, node string)
 	if err != nil {
 		return false, fmt.Errorf("nominating guest %s/%s to node %s: %w", pod.Namespace, pod.Name, node, err)
 	}
-	r.places.mu.Lock()
-	r.places.nominated[pod.UID] = unseen[string]{node, r.Clock.Now()}
-	r.places.mu.Unlock()
+	r.places.wrote(pod.UID, unseen{node: node, since: r.Clock.Now()})
 	return true, nil
-}
-
-// gated reports whether a guest waits for the agent.
-func gated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == broker.GateHandOver })
 }
 
 // ungate lets the scheduler place a guest.
 func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
-	if !gated(pod) {
+	if !handover.Gated(pod) {
 		return nil
 	}
 	others := []corev1.PodSchedulingGate{}
@@ -485,9 +278,7 @@ func (r *Reconciler) createPlaceholder(ctx context.Context, pod *corev1.Pod) err
 	case err != nil:
 		return fmt.Errorf("creating a placeholder: %w", err)
 	}
-	r.places.mu.Lock()
-	r.places.created[pod.Name] = unseen[*corev1.Pod]{pod, r.Clock.Now()}
-	r.places.mu.Unlock()
+	r.places.wrote(pod.UID, unseen{created: pod, since: r.Clock.Now()})
 	return nil
 }
 
@@ -496,10 +287,7 @@ func (r *Reconciler) removePlaceholder(ctx context.Context, pod *corev1.Pod) err
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("deleting placeholder %s: %w", pod.Name, err)
 	}
-	r.places.mu.Lock()
-	delete(r.places.created, pod.Name)
-	r.places.deleted[pod.UID] = unseen[struct{}]{since: r.Clock.Now()}
-	r.places.mu.Unlock()
+	r.places.wrote(pod.UID, unseen{deleted: true, since: r.Clock.Now()})
 	return nil
 }
 
@@ -509,11 +297,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []verdict.De
 	if r.Placeholders.Namespace == "" {
 		return verdict.Account(decisions), nil
 	}
-	refused := true
-	for range 2 {
-		if !refused {
-			break
-		}
+	for tries, refused := 0, true; refused && tries < 2; tries++ {
 		var promises []usage.Promise
 		for _, d := range decisions {
 			promises = append(promises, d.Promise())

@@ -144,7 +144,7 @@ func Decide(in Input) (decisions []Decision) {
 	judge := judge{Input: in, held: map[types.UID]broker.HeldCapacity{}}
 	var own []*broker.ProviderInstruction
 	for _, of := range in.Instructions {
-		if before := cmp.Or(in.Memory.of[of.UID].before, instruction.Held(of)); before != nil {
+		if before := cmp.Or(in.known(of).before, instruction.Held(of)); before != nil {
 			judge.held[of.UID] = *before
 		}
 		if of.Spec.RequesterClusterID == in.Consumer {
@@ -158,6 +158,10 @@ func Decide(in Input) (decisions []Decision) {
 		decisions = append(decisions, in.inTime(d))
 	}
 	return decisions
+}
+
+func (in Input) known(of *broker.ProviderInstruction) known {
+	return *cmp.Or(in.Memory.of[of.UID], &known{})
 }
 
 func sortByAge(instructions []*broker.ProviderInstruction) {
@@ -178,7 +182,7 @@ type judge struct {
 
 // decide decides on an instruction by what is known of it, and by what fits.
 func (j *judge) decide(of *broker.ProviderInstruction) Decision {
-	d := Decision{instruction: of, before: j.held[of.UID], held: j.held[of.UID], known: j.Memory.of[of.UID]}
+	d := Decision{instruction: of, before: j.held[of.UID], held: j.held[of.UID], known: j.known(of)}
 	want := wanted(of)
 	lost, past := d.known.lost, d.known.refused
 	switch {

@@ -1,12 +1,14 @@
 package verdict
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
@@ -82,4 +84,120 @@ func (d Decision) prove(places Places, inTurn, answered bool) Decision {
 		return d.refuse(d.fallBack(left), &capacity.Rejection{Reason: ReasonInsufficientCapacity, Message: d.proofMessage})
 	}
 	return d // deferred: another hold of the consumer comes first
+}
+
+// minTrial is how long guests of an attempt are tried at least, however long its proof took.
+const minTrial = 3 * time.Second
+
+// trialRetryAfter is the delay before guests are tried again that could not be: roles, quotas
+// and accounts of a new namespace take effect without an event.
+const trialRetryAfter = 200 * time.Millisecond
+
+// Answer is what the API server says about a guest.
+type Answer string
+
+const (
+	Admitted    Answer = "admitted"
+	NotAdmitted Answer = "not admitted"
+	// Undecided: nothing yet.
+	Undecided Answer = "undecided"
+	// NotGranted: nothing before what it requests is granted.
+	NotGranted Answer = "not granted"
+)
+
+// Trial is what the API server says about a guest of one shape.
+type Trial struct {
+	Answer Answer
+	// Words of the API server, unless it admits the guest, or why it cannot be asked.
+	Words string
+}
+
+// refusal is why pods with some requests are refused.
+func (t Trial) refusal(of string) *capacity.Rejection {
+	why := fmt.Sprintf("It is not known whether the API server admits pods of %s: %s.", of, t.Words)
+	if t.Answer == NotAdmitted {
+		why = fmt.Sprintf("The API server does not admit pods of %s: %s.", of, t.Words)
+	}
+	return &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: why}
+}
+
+// Trials are what the API server says about the guests of decisions.
+type Trials struct {
+	// Of are those of each instruction that Guests returns sets for, in their order: all, or up to
+	// the first that is not admitted if the instruction's status has what was accepted before.
+	Of  map[types.UID][]Trial
+	Now time.Time
+	// Timeout is how long an attempt may take, with what it takes to prove it: the broker waits
+	// for both.
+	Timeout time.Duration
+}
+
+// Guests are the shapes of which the API server must admit a guest before more is accepted, none
+// if it waits for something else. Guests of a divisible total may be of any size: some part of it
+// must be admitted.
+func (d Decision) Guests() (sets []broker.PodSet, divisible bool) {
+	if d.state != open || d.waits() {
+		return nil, false
+	}
+	if total := d.held.Totals; len(d.held.PodSets) == 0 && len(total.List()) > 0 {
+		return []broker.PodSet{{Name: "total", Count: 1, Requests: total}}, true
+	}
+	return d.held.PodSets, false
+}
+
+// Tries reports whether there are any.
+func (d Decision) Tries() bool {
+	sets, _ := d.Guests()
+	return len(sets) > 0
+}
+
+// Try returns the decisions with what the API server says about their guests: those whose guests
+// it does not admit are refused. One whose guests cannot be tried yet waits for that, and is
+// refused if it waits for too long.
+func Try(decisions []Decision, trials Trials) (tried []Decision, refusedAny bool) {
+	tried = each(decisions, func(d Decision) Decision {
+		next := d.try(trials)
+		refusedAny = refusedAny || next.state != d.state
+		return next
+	})
+	return tried, refusedAny
+}
+
+func (d Decision) try(trials Trials) Decision {
+	sets, divisible := d.Guests()
+	for i, t := range trials.Of[d.instruction.UID] {
+		switch {
+		case t.Answer == Admitted:
+			continue
+		case t.Answer != NotAdmitted && d.mayWait(trials):
+			if d.known.attempt.untried.IsZero() {
+				d.known.attempt.untried = trials.Now
+			}
+			d.untried, d.granting, d.takes = t.Words, t.Answer == NotGranted, max(d.takes, trials.Now.Sub(d.known.attempt.untried))
+			return d
+		}
+		set := sets[i]
+		of := set.Requests.String()
+		if divisible {
+			of = "any part of " + of
+		}
+		left := placeholder.State{Missing: []placeholder.Missing{{Set: set, Wanted: set.Count}}}.Without(d.held)
+		if d = d.refuse(d.fallBack(left), t.refusal(of)); d.instruction.Status.Accepted != nil {
+			break
+		}
+	}
+	if len(sets) > 0 {
+		d.known.attempt.untried = time.Time{}
+	}
+	return d
+}
+
+// mayWait reports whether an attempt has time to wait until its guests can be tried.
+func (d Decision) mayWait(trials Trials) bool {
+	a, now := d.known.attempt, trials.Now
+	untried := time.Duration(0)
+	if !a.untried.IsZero() {
+		untried = now.Sub(a.untried)
+	}
+	return !d.late(now) && (now.Sub(a.since) < trials.Timeout || untried < min(minTrial, trials.Timeout))
 }

@@ -1,4 +1,4 @@
-package hold_test
+package handover_test
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -75,7 +75,7 @@ func TestLeaving(t *testing.T) {
 		"a total":               {"what fits a divisible total stays", guestsOn("a node 1", "b cordoned 1", "c cordoned 1"), []broker.HeldCapacity{total(expect.Resources("cpu", "2"))}, "c"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			must, _ := hold.LeavingGuests(tc.guests, notCordoned, promises(tc.held...))
+			must, _ := handover.Leaving(tc.guests, notCordoned, promises(tc.held...))
 			if got := fmt.Sprint(slices.Sorted(maps.Keys(must))); got != "["+tc.want+"]" {
 				t.Errorf("%s: %s must leave, want %s", tc.reason, got, tc.want)
 			}
@@ -101,7 +101,7 @@ func TestLeavingProperties(t *testing.T) {
 		held := rapid.Int32Range(0, 12).Draw(t, "held")
 		holds := promises(pods(set("pods", held, expect.Resources("cpu", "1"))))
 		guests := guestsOn(all...)
-		must, seen := hold.LeavingGuests(guests, notCordoned, holds)
+		must, seen := handover.Leaving(guests, notCordoned, holds)
 		if want := max(0, exposed-max(0, int(held)-good)); len(must) != want || seen != exposed {
 			t.Fatalf("%d of %d guests must leave, want %d of %d", len(must), seen, want, exposed)
 		}
@@ -113,7 +113,7 @@ func TestLeavingProperties(t *testing.T) {
 				pod.Status.Conditions = []corev1.PodCondition{{Type: broker.PodMustLeave, Status: corev1.ConditionTrue}}
 			}
 		}
-		if again, _ := hold.LeavingGuests(guests, notCordoned, holds); !maps.Equal(again, must) {
+		if again, _ := handover.Leaving(guests, notCordoned, holds); !maps.Equal(again, must) {
 			t.Fatalf("%v must leave, and once they are marked %v", must, again)
 		}
 	})
