@@ -88,8 +88,7 @@ func (r *Reconciler) try(ctx context.Context, consumer string, decisions []verdi
 	if err != nil {
 		return nil, false, err
 	}
-	trials := verdict.Trials{Of: map[types.UID][]verdict.Trial{}, Now: r.Clock.Now(), Timeout: r.ProofTimeout}
-	known := map[string]verdict.Trial{}
+	trials, known := map[types.UID][]verdict.Trial{}, map[string]verdict.Trial{}
 	for _, d := range decisions {
 		sets, divisible := d.Guests()
 		for _, set := range sets {
@@ -112,12 +111,12 @@ func (r *Reconciler) try(ctx context.Context, consumer string, decisions []verdi
 				known[string(key)] = trial
 			}
 			uid := d.Instruction().UID
-			if trials.Of[uid] = append(trials.Of[uid], trial); trial.Answer != verdict.Admitted && d.Instruction().Status.Accepted != nil {
+			if trials[uid] = append(trials[uid], trial); trial.Answer != verdict.Admitted && d.Instruction().Status.Accepted != nil {
 				break
 			}
 		}
 	}
-	tried, refused = verdict.Try(decisions, trials)
+	tried, refused = verdict.Try(decisions, trials, r.Clock.Now(), r.ProofTimeout)
 	r.memory.Note(tried)
 	return tried, refused, nil
 }

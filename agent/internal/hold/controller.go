@@ -309,7 +309,7 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if !in.hasInstruction() {
+	if !slices.ContainsFunc(in.Instructions, func(i *broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == consumer }) {
 		of.grant, of.grantWaits, of.marking, of.prepared = nil, time.Time{}, false, false
 		if _, err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
@@ -432,10 +432,6 @@ func pointers(items []broker.ProviderInstruction) []*broker.ProviderInstruction 
 type input struct {
 	verdict.Input
 	observed Observed
-}
-
-func (in input) hasInstruction() bool {
-	return slices.ContainsFunc(in.Instructions, func(i *broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == in.Consumer })
 }
 
 // read gathers what the instructions of a consumer are decided on. The instructions

@@ -306,7 +306,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []verdict.De
 		if err != nil {
 			return nil, err
 		}
-		decisions, refused = verdict.Prove(decisions, verdict.Places{States: states, Now: r.Clock.Now(), Timeout: r.ProofTimeout})
+		decisions, refused = verdict.Prove(decisions, states, r.Clock.Now(), r.ProofTimeout)
 		r.memory.Note(decisions)
 	}
 	return decisions, nil

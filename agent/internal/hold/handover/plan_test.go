@@ -47,7 +47,7 @@ var recognizer = inventory.Recognizer{
 func input(tracker *inventory.Tracker, held broker.HeldCapacity, now time.Time) handover.Input {
 	places := tracker.Places("rome")
 	return handover.Input{
-		Consumer: "rome", Promises: []usage.Promise{{UID: "r1", Name: "r1", Label: "r1", Held: held}}, Guests: places, Placeholders: places.Placeholders,
+		Consumer: "rome", Promises: []usage.Promise{{UID: "r1", Name: "r1", Held: held}}, Guests: places, Placeholders: places.Placeholders,
 		Nominated: func(types.UID) string { return "" }, Node: tracker.Node, Eligible: recognizer.Eligible, Options: placeholder.Options{Namespace: "holds"}, Now: now,
 	}
 }

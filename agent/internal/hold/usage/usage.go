@@ -17,18 +17,16 @@ import (
 
 // Promise is a hold of a consumer.
 type Promise struct {
-	// UID and Name are its Reservation's: they stay the same if the instruction is replaced.
+	// UID and Name are its Reservation's: they stay the same if the instruction is replaced. Label
+	// broker.LabelHold of a guest that uses it says the name.
 	UID  types.UID
 	Name string
-	// Label is what label broker.LabelHold of a guest says that uses it.
-	Label string
-	Held  broker.HeldCapacity
+	Held broker.HeldCapacity
 }
 
 // PromiseOf is what an instruction promises.
 func PromiseOf(instruction *broker.ProviderInstruction, held broker.HeldCapacity) Promise {
-	spec := instruction.Spec
-	return Promise{UID: cmp.Or(spec.ReservationUID, instruction.UID), Name: spec.ReservationName, Label: demand.HoldLabel(spec.ReservationName), Held: held}
+	return Promise{UID: cmp.Or(instruction.Spec.ReservationUID, instruction.UID), Name: instruction.Spec.ReservationName, Held: held}
 }
 
 // divisible reports whether guests of any shape may use a promise.
@@ -104,8 +102,8 @@ func New(promises []Promise) *Usage {
 	var order []int
 	var sets []promisedSet
 	for i, p := range promises {
-		if p.Label != "" {
-			u.named[p.Label] = i
+		if p.Name != "" {
+			u.named[demand.HoldLabel(p.Name)] = i
 		}
 		for j := range p.Held.PodSets {
 			requests := p.Held.PodSets[j].Requests.List()

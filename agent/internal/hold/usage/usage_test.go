@@ -32,7 +32,7 @@ func total(amounts corev1.ResourceList) broker.HeldCapacity {
 // promises are holds, the first with label "r1", the next with "r2".
 func promises(held ...broker.HeldCapacity) (out []usage.Promise) {
 	for i, h := range held {
-		out = append(out, usage.Promise{Label: fmt.Sprint("r", i+1), Held: h})
+		out = append(out, usage.Promise{Name: fmt.Sprint("r", i+1), Held: h})
 	}
 	return out
 }

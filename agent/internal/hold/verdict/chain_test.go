@@ -68,7 +68,7 @@ func (p *provider) prove(decisions []verdict.Decision) ([]verdict.Decision, bool
 	for name, state := range p.states {
 		states[types.UID(name)] = state
 	}
-	return verdict.Prove(decisions, verdict.Places{States: states, Now: p.now, Timeout: p.timeout})
+	return verdict.Prove(decisions, states, p.now, p.timeout)
 }
 
 // try is what the API server says of their guests.
@@ -84,7 +84,7 @@ func (p *provider) try(decisions []verdict.Decision) ([]verdict.Decision, bool) 
 			all[d.Instruction().UID] = append(all[d.Instruction().UID], trial)
 		}
 	}
-	return verdict.Try(decisions, verdict.Trials{Of: all, Now: p.now, Timeout: p.timeout})
+	return verdict.Try(decisions, all, p.now, p.timeout)
 }
 
 // chain decides, and remembers how far it has come.

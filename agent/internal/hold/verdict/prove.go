@@ -12,15 +12,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// Places are what the placeholders of decisions show.
-type Places struct {
-	// States by the UIDs of promises.
-	States map[types.UID]placeholder.State
-	Now    time.Time
-	// Timeout is how long the scheduler may take to find the next place.
-	Timeout time.Duration
-}
-
 // settleFor is how long the scheduler may revise that a placeholder has no place: others
 // that are released at the same time make room for it.
 const settleFor = 3 * time.Second
@@ -41,15 +32,15 @@ func each(decisions []Decision, next func(Decision) Decision) []Decision {
 	return out
 }
 
-// Prove returns the decisions with what their placeholders prove: those for which the scheduler
-// has found no place are refused. The places of what is refused are to be given up before the
-// broker learns it.
-func Prove(decisions []Decision, places Places) (proven []Decision, refusedAny bool) {
+// Prove returns the decisions with what their placeholders prove, by the UIDs of promises: those
+// for which the scheduler has found no place are refused. timeout is how long it may take to find
+// the next. The places of what is refused are to be given up before the broker learns it.
+func Prove(decisions []Decision, states map[types.UID]placeholder.State, now time.Time, timeout time.Duration) (proven []Decision, refusedAny bool) {
 	// The placeholders are created hold by hold, the earliest one first. Once one is answered,
 	// the broker waits longer for the others.
 	inTurn, answered := true, slices.ContainsFunc(decisions, func(d Decision) bool { return d.unproven })
 	proven = each(decisions, func(d Decision) Decision {
-		next := d.prove(places, inTurn, answered)
+		next := d.prove(states[d.Promise().UID], now, timeout, inTurn, answered)
 		refusedAny = refusedAny || next.state != d.state
 		inTurn, answered = inTurn && next.proof != placeholder.Waiting, answered || next.unproven
 		return next
@@ -59,17 +50,17 @@ func Prove(decisions []Decision, places Places) (proven []Decision, refusedAny b
 
 // prove is a decision with what its placeholders prove. inTurn: no earlier hold waits. answered:
 // another attempt is answered now.
-func (d Decision) prove(places Places, inTurn, answered bool) Decision {
-	state, wait := places.States[d.Promise().UID], placeholder.NewWait()
+func (d Decision) prove(state placeholder.State, now time.Time, timeout time.Duration, inTurn, answered bool) Decision {
+	wait := placeholder.NewWait()
 	if d.known.wait != nil {
 		wait = *d.known.wait
 	}
-	d.takes = wait.Observe(state, inTurn, places.Now)
+	d.takes = wait.Observe(state, inTurn, now)
 	if d.known.wait = &wait; len(state.Missing) == 0 {
 		d.known.wait = nil
 	}
-	d.proof, d.proofMessage = state.Judge(d.takes, placeholder.Deadlines{Settle: min(settleFor, places.Timeout), Timeout: places.Timeout}), state.String()
-	if d.proof == placeholder.Waiting && d.state == open && !answered && d.late(places.Now) {
+	d.proof, d.proofMessage = state.Judge(d.takes, placeholder.Deadlines{Settle: min(settleFor, timeout), Timeout: timeout}), state.String()
+	if d.proof == placeholder.Waiting && d.state == open && !answered && d.late(now) {
 		d.proof, d.proofMessage = placeholder.Refused, d.proofMessage+outOfTime(d.instruction)
 	}
 	if d.proof != placeholder.Refused || d.state == refused || d.state == reduced {
@@ -121,17 +112,6 @@ func (t Trial) refusal(of string) *capacity.Rejection {
 	return &capacity.Rejection{Reason: ReasonGuestNotAdmitted, Message: why}
 }
 
-// Trials are what the API server says about the guests of decisions.
-type Trials struct {
-	// Of are those of each instruction that Guests returns sets for, in their order: all, or up to
-	// the first that is not admitted if the instruction's status has what was accepted before.
-	Of  map[types.UID][]Trial
-	Now time.Time
-	// Timeout is how long an attempt may take, with what it takes to prove it: the broker waits
-	// for both.
-	Timeout time.Duration
-}
-
 // Guests are the shapes of which the API server must admit a guest before more is accepted, none
 // if it waits for something else. Guests of a divisible total may be of any size: some part of it
 // must be admitted.
@@ -151,33 +131,37 @@ func (d Decision) Tries() bool {
 	return len(sets) > 0
 }
 
-// Try returns the decisions with what the API server says about their guests: those whose guests
-// it does not admit are refused. One whose guests cannot be tried yet waits for that, and is
-// refused if it waits for too long.
-func Try(decisions []Decision, trials Trials) (tried []Decision, refusedAny bool) {
+// Try returns the decisions with what the API server says about their Guests, by instruction: those
+// whose guests it does not admit are refused. What it says may end with the first that it does not
+// admit if the instruction's status has what was accepted before. A decision whose guests cannot be
+// tried yet waits for that, and is refused if the attempt takes longer than a timeout with its
+// proof: the broker waits for both.
+func Try(decisions []Decision, trials map[types.UID][]Trial, now time.Time, timeout time.Duration) (tried []Decision, refusedAny bool) {
 	tried = each(decisions, func(d Decision) Decision {
-		next := d.try(trials)
+		next := d.try(trials[d.instruction.UID], now, timeout)
 		refusedAny = refusedAny || next.state != d.state
 		return next
 	})
 	return tried, refusedAny
 }
 
-func (d Decision) try(trials Trials) Decision {
+func (d Decision) try(trials []Trial, now time.Time, timeout time.Duration) Decision {
 	sets, divisible := d.Guests()
-	for i, t := range trials.Of[d.instruction.UID] {
-		switch {
-		case t.Answer == Admitted:
+	for i, t := range trials {
+		if t.Answer == Admitted {
 			continue
-		case t.Answer != NotAdmitted && d.mayWait(trials):
-			if d.known.attempt.untried.IsZero() {
-				d.known.attempt.untried = trials.Now
-			}
-			d.untried, d.granting, d.takes = t.Words, t.Answer == NotGranted, max(d.takes, trials.Now.Sub(d.known.attempt.untried))
-			return d
 		}
-		set := sets[i]
-		of := set.Requests.String()
+		if t.Answer != NotAdmitted {
+			if d.known.attempt.untried.IsZero() {
+				d.known.attempt.untried = now
+			}
+			took, untried := now.Sub(d.known.attempt.since), now.Sub(d.known.attempt.untried)
+			if !d.late(now) && (took < timeout || untried < min(minTrial, timeout)) {
+				d.untried, d.granting, d.takes = t.Words, t.Answer == NotGranted, max(d.takes, untried)
+				return d
+			}
+		}
+		set, of := sets[i], sets[i].Requests.String()
 		if divisible {
 			of = "any part of " + of
 		}
@@ -190,14 +174,4 @@ func (d Decision) try(trials Trials) Decision {
 		d.known.attempt.untried = time.Time{}
 	}
 	return d
-}
-
-// mayWait reports whether an attempt has time to wait until its guests can be tried.
-func (d Decision) mayWait(trials Trials) bool {
-	a, now := d.known.attempt, trials.Now
-	untried := time.Duration(0)
-	if !a.untried.IsZero() {
-		untried = now.Sub(a.untried)
-	}
-	return !d.late(now) && (now.Sub(a.since) < trials.Timeout || untried < min(minTrial, trials.Timeout))
 }
