@@ -3,8 +3,8 @@
 //
 //	Input ─► Decide ─► Prove ─► Try ─► Grant ─► Statuses
 //
-// Decide judges by the provider's terms, by what fits the nodes, and by the time that is left.
-// What is open then is refused by one of the next, or is accepted because none has: of what the
-// scheduler places, and of guests that the API server admits. What is refused stays refused. Only
-// this package makes a Decision or changes one.
+// Decide judges by the provider's terms, by what fits the nodes, and by the time that is left. Prove
+// refuses what the scheduler has found no place for, and Try what the API server does not admit.
+// What none refuses is accepted; what is refused stays refused. Only this package makes a Decision
+// or changes one.
 package verdict
