@@ -35,8 +35,8 @@ import (
 	agent "github.com/spillway-dev/spillway/agent/simulated"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/broker/protocol"
-	hub "github.com/spillway-dev/spillway/broker/simulated"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -374,11 +374,14 @@ func (c *cluster) run(add func(mgr ctrl.Manager) error) {
 func (c *cluster) startBroker() (url string) {
 	c.t.Helper()
 	c.run(func(mgr ctrl.Manager) error {
-		handler, err := hub.Add(mgr, broker.SystemNamespace, identity{}, clock.RealClock{}, false)
+		rest, err := program.Add(mgr, program.Parts{
+			Namespace: broker.SystemNamespace, Identity: identity{}, CatchUp: program.DefaultCatchUp, Clock: clock.RealClock{}, Workers: 8, Log: logr.Discard(),
+		})
 		if err != nil {
 			return err
 		}
-		server := httptest.NewUnstartedServer(handler)
+		rest.Synced()
+		server := httptest.NewUnstartedServer(rest.Handler())
 		server.StartTLS()
 		c.t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 		url = server.URL

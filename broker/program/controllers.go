@@ -39,9 +39,7 @@ type Parts struct {
 	Clock     clock.WithTicker
 	// Workers is the number of concurrent reconciles of each controller.
 	Workers int
-	// Specs are shared with the manager's cache, and undecoded are the objects that it cannot
-	// decode; nil for none.
-	Specs     *commit.Specs
+	// undecoded are the objects that the manager's cache cannot decode; nil for none.
 	undecoded *undecoded.Objects
 	Log       logr.Logger
 }
@@ -65,7 +63,7 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 		mgr = leader
 	}
 	receipts := server.NewReceipts(p.Clock)
-	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Specs, p.Clock)
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Clock)
 	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: receipts, Clock: p.Clock, Workers: p.Workers})
 	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
 	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)); err != nil {

@@ -22,7 +22,6 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 )
@@ -71,8 +70,8 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	if o.LeaderElect {
 		config.Wrap((&fence{lease: o.Lease, clock: clock.RealClock{}}).wrap)
 	}
-	specs, objects := &commit.Specs{}, undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
-	mgr, err := newManager(config, o, specs, objects)
+	objects := undecoded.New(ctrl.Log.WithName("undecoded"), undecodable, clock.RealClock{})
+	mgr, err := newManager(config, o, objects)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +89,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	}
 	https, err := Add(mgr, Parts{
 		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{}, Workers: workers,
-		Specs: specs, undecoded: objects, Log: ctrl.Log.WithName("server"),
+		undecoded: objects, Log: ctrl.Log.WithName("server"),
 	})
 	if err != nil {
 		return nil, err
@@ -102,7 +101,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	return &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}, nil
 }
 
-func newManager(config *rest.Config, o Options, specs *commit.Specs, objects *undecoded.Objects) (ctrl.Manager, error) {
+func newManager(config *rest.Config, o Options, objects *undecoded.Objects) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), broker.AddToScheme(scheme)); err != nil {
 		return nil, err
@@ -112,7 +111,7 @@ func newManager(config *rest.Config, o Options, specs *commit.Specs, objects *un
 		Cache: cache.Options{
 			DefaultNamespaces: map[string]cache.Config{o.Namespace: {}},
 			// Nothing reads them, and they are larger than many of the objects.
-			DefaultTransform: specs.Transform(cache.TransformStripManagedFields()),
+			DefaultTransform: cache.TransformStripManagedFields(),
 			NewInformer:      objects.NewInformer,
 		},
 		MapperProvider:                newMapper,

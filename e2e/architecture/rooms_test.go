@@ -18,11 +18,8 @@ func (r room) within(most room) bool {
 	return r.lines <= most.lines && r.mutexes <= most.mutexes && r.maps <= most.maps
 }
 
-// mostOfARoom is what a package may have. Those of largeRooms have more; they only become smaller.
-var (
-	mostOfARoom = room{lines: 2000, mutexes: 6, maps: 40}
-	largeRooms  = map[string]room{}
-)
+// mostOfARoom is what a package may have.
+var mostOfARoom = room{lines: 2000, mutexes: 6, maps: 40}
 
 // support packages run in tests and benches only.
 var support = regexp.MustCompile(`^e2e/|/bench$|/simulated$|/contract$|/fake$|test$`)
@@ -34,15 +31,8 @@ func TestRooms(t *testing.T) {
 			continue
 		}
 		r := measure(t, p)
-		most, large := largeRooms[p.ImportPath]
-		if !large {
-			most = mostOfARoom
-		}
-		if !r.within(most) {
-			t.Errorf("%s has %d lines, %d mutexes and %d fields that are maps, and may have %+v: divide it, or let it forget something", p.ImportPath, r.lines, r.mutexes, r.maps, most)
-		}
-		if large && r.within(mostOfARoom) {
-			t.Errorf("%s is no large room any more", p.ImportPath)
+		if !r.within(mostOfARoom) {
+			t.Errorf("%s has %d lines, %d mutexes and %d fields that are maps, and may have %+v: divide it, or let it forget something", p.ImportPath, r.lines, r.mutexes, r.maps, mostOfARoom)
 		}
 	}
 }

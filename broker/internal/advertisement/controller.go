@@ -137,7 +137,7 @@ func (c *Clusters) Note(before, after *broker.ClusterAdvertisement) {
 	if after != nil {
 		c.store.PutAdvertisement(after)
 	} else {
-		c.Committer.Gone(before)
+		c.Committer.Store.RemoveAdvertisement(before)
 		c.conflicts.Forget("advertisement/" + before.Name)
 		c.mu.Lock()
 		delete(c.latest, before.Name)

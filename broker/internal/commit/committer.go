@@ -51,7 +51,6 @@ type Edited struct{ Spec, Status bool }
 type Committer struct {
 	Hub   Hub
 	Store *Store
-	specs *Specs
 	clock clock.PassiveClock
 
 	mu     sync.Mutex
@@ -74,19 +73,9 @@ type commit struct {
 	err  error
 }
 
-// New returns a Committer whose Store knows nothing. The specs are shared with the cache whose
-// events are reported; nil for none.
-func New(hub Hub, specs *Specs, clock clock.PassiveClock) *Committer {
-	if specs == nil {
-		specs = &Specs{}
-	}
-	return &Committer{Hub: hub, Store: newStore(clock), specs: specs, clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
-}
-
-// Gone forgets an advertisement that was deleted, and no newer one of its name.
-func (c *Committer) Gone(ad *broker.ClusterAdvertisement) {
-	c.Store.RemoveAdvertisement(ad)
-	c.specs.Forget(ad)
+// New returns a Committer whose Store knows nothing.
+func New(hub Hub, clock clock.PassiveClock) *Committer {
+	return &Committer{Hub: hub, Store: newStore(clock), clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
 // Commit makes one change to a provider's object and returns the version that includes
@@ -225,7 +214,7 @@ func (c *Committer) write(ctx context.Context, cluster string, batch []*commit) 
 		}
 		if apierrors.IsNotFound(err) {
 			// It was deleted, and the watch may have said so before it was added.
-			c.Gone(known)
+			c.Store.RemoveAdvertisement(known)
 		}
 		if tooLarge(err) {
 			c.Store.markUnwritable(known)
@@ -280,7 +269,6 @@ func (c *Committer) update(ctx context.Context, ad *broker.ClusterAdvertisement,
 	}
 	// Of an advertisement, the API server may still track fields.
 	ad.ManagedFields = nil
-	c.specs.share(ad)
 	c.Store.PutAdvertisement(ad)
 	return nil
 }

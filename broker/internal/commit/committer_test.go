@@ -13,7 +13,7 @@ import (
 // TestPanicLeavesNoQueue lets a change panic, from which its caller recovers: the next
 // change to the same ledger must not wait for a writer that is gone.
 func TestPanicLeavesNoQueue(t *testing.T) {
-	c := New(Hub{}, nil, clock.RealClock{})
+	c := New(Hub{}, clock.RealClock{})
 	c.Store.PutAdvertisement(&broker.ClusterAdvertisement{
 		ObjectMeta: metav1.ObjectMeta{Name: "paris", ResourceVersion: "1"},
 		Spec:       broker.ClusterAdvertisementSpec{ClusterID: "paris"},

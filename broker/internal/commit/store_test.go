@@ -14,13 +14,13 @@ import (
 // An advertisement that is gone is not back because a new leader's list, or a read, still has it.
 func TestRemovedAdvertisementStaysGone(t *testing.T) {
 	clock := testclock.NewFakeClock(time.Unix(1_000_000, 0))
-	c := New(Hub{}, nil, clock)
+	c := New(Hub{}, clock)
 	listed := &broker.ClusterAdvertisement{
 		ObjectMeta: metav1.ObjectMeta{Name: "paris", UID: "paris", ResourceVersion: "1"},
 		Spec:       broker.ClusterAdvertisementSpec{ClusterID: "paris"},
 	}
 	c.Store.PutAdvertisement(listed)
-	c.Gone(listed)
+	c.Store.RemoveAdvertisement(listed)
 	c.Store.PutAdvertisement(listed)
 	if got := c.Store.Advertisement("paris"); got != nil || len(c.Store.Advertisements()) > 0 {
 		t.Errorf("version %s is back", got.ResourceVersion)
@@ -31,7 +31,7 @@ func TestRemovedAdvertisementStaysGone(t *testing.T) {
 	if c.Store.Advertisement("paris") == nil {
 		t.Error("it is not known again")
 	}
-	c.Gone(listed)
+	c.Store.RemoveAdvertisement(listed)
 	again := listed.DeepCopy()
 	again.UID = "another"
 	c.Store.PutAdvertisement(again)

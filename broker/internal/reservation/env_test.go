@@ -163,7 +163,7 @@ func (e *env) start(intercept *interceptor.Funcs) *process {
 	live, err := client.NewWithWatch(e.config, client.Options{Scheme: options.Scheme})
 	expect.NoError(e, err)
 	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}, reads: &counter{}, events: &counter{}}
-	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: interceptor.NewClient(live, p.reads.liveReads()), Namespace: e.namespace}, nil, e.clock)
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: interceptor.NewClient(live, p.reads.liveReads()), Namespace: e.namespace}, e.clock)
 	p.Clusters = advertisement.New(advertisement.Options{Committer: committer, Freshness: p.receipts, Clock: e.clock, Workers: 128})
 	p.Reconciler = reservation.New(p.Clusters, countedRecorder{events.NewRecorder(mgr.GetEventRecorder("spillway-broker")), p.events})
 	expect.NoError(e, p.Reconciler.SetupWithManager(mgr))

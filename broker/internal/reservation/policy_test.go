@@ -56,7 +56,7 @@ func newHub(t testing.TB) *hub {
 // failOver replaces the broker's process: nothing that it remembers is left.
 func (h *hub) failOver() {
 	before := h.Reconciler
-	committer := commit.New(commit.Hub{Client: configOf{hub: h}, Namespace: "broker"}, nil, h.clock)
+	committer := commit.New(commit.Hub{Client: configOf{hub: h}, Namespace: "broker"}, h.clock)
 	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: h, Clock: h.clock})
 	h.Reconciler = New(clusters, &clientevents.FakeRecorder{})
 	h.clusters.LastAdvertised("none") // it leads from now on

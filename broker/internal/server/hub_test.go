@@ -146,7 +146,7 @@ func startHub(t *testing.T) *testHub {
 	authority, err := identity.New(t.Context(), identity.Options{Client: live, Cache: mgr.GetClient(), Namespace: namespace})
 	expect.NoError(t, err)
 	receipts := NewReceipts(clock.RealClock{})
-	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: namespace}, nil, clock.RealClock{})
+	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: namespace}, clock.RealClock{})
 	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: receipts, Clock: clock.RealClock{}, Workers: 128})
 	reservations := reservation.New(clusters, mgr.GetEventRecorder("spillway-broker"))
 	expect.NoError(t, errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)))
