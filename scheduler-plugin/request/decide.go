@@ -70,7 +70,7 @@ func unasked(e Event, requeueAfter time.Duration) decision {
 	return decision{limited: ptr.To(true), event: &e, requeueAfter: requeueAfter}
 }
 
-// decide makes a Reservation request at least what is needed, within the policy's limit.
+// decide returns what a Reservation is to request: at least what is needed, within the policy's limit.
 func decide(in input) decision {
 	request, current := in.request, in.current
 	if current != nil {

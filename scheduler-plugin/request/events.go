@@ -40,7 +40,7 @@ const requestedAfter = 10 * time.Second
 type Event struct {
 	eventType, reason string
 	// key distinguishes events of one reason: a pod gets one with the key of its last one after
-	// repeatAfter. Figures that change often are left out of it.
+	// waiting.RepeatAfter. Figures that change often are left out of it.
 	key     string
 	message string
 	// reservation that the event refers to, or nil.

@@ -112,7 +112,7 @@ func (c *Controller) waitsForGrant(key demand.Key, r *broker.Reservation) bool {
 }
 
 // recordUnsteered records on the pods that wait for another scheduler why they stay home, each
-// repeatAfter. Nothing may report them: their scheduler changes them no more.
+// waiting.RepeatAfter. Nothing may report them: their scheduler changes them no more.
 func (c *Controller) recordUnsteered() {
 	pods, err := c.Pods.List(labels.Everything())
 	if err != nil {

@@ -37,7 +37,7 @@ type writeQueue struct {
 
 	mu       sync.Mutex
 	requests map[demand.Key]demand.Request
-	// raisedAt is when a key's count was changed last, for raiseAfter.
+	// raisedAt is when a key's request was written last, for raiseAfter.
 	raisedAt map[demand.Key]time.Time
 }
 
@@ -77,7 +77,7 @@ func (q *writeQueue) raiseIn(key demand.Key) time.Duration {
 	return raiseAfter - q.clock.Since(q.raisedAt[key])
 }
 
-// raised records that the count of a key was raised.
+// raised records that the request of a key was written.
 func (q *writeQueue) raised(key demand.Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
 // and its account (reserved, available, active). An advertisement without changes is not
 // written. The caller has verified that the spec is the
-// cluster's own, and has recorded its receipt in Freshness: a cluster that is fresh again
+// cluster's own, and Freshness knows of it already: a cluster that is fresh again
 // may be chosen for queued Reservations at once. An advertisement that is older than one received before
 // is ignored: the error is a *protocol.OutdatedError. One that is too large to be in one
 // object with the ledger is refused: the error is a *protocol.Error.

@@ -357,7 +357,7 @@ func Growth(r *broker.Reservation, attempt int64, capacity broker.HeldCapacity) 
 	}
 }
 
-// RecordsFirst reports whether the attempt of a plan is recorded by recordFirst: the first
+// RecordsFirst reports whether the attempt of a plan is recorded in an annotation: the first
 // one of a Reservation that the broker has created for a cluster.
 func RecordsFirst(in Input, p Plan) bool {
 	r := in.Reservation

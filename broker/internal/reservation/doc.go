@@ -16,7 +16,7 @@
 // (commit.Store): a write that was based on something outdated fails. Only the clusters of the
 // last attempt are read live, if they do not show it, and those of which (a) or the record of
 // a consumer's report lowers the allocations. Each provider's ledger has one
-// committer: the changes that wait for it are written together, each with an outcome of
+// queue: the changes that wait in it are written together, each with an outcome of
 // its own. What only releases has its status written with (a); what a deleted Reservation
 // releases needs neither (a) nor (c): the deletion is recorded already.
 //

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// Promise is a hold of a consumer.
+// Promise is what one Reservation of a consumer holds here.
 type Promise struct {
 	// UID and Name are its Reservation's: they stay the same if the instruction is replaced. Label
 	// broker.LabelHold of a guest that uses it says the name.

@@ -125,7 +125,7 @@ func (d Decision) Guests() (sets []broker.PodSet, divisible bool) {
 	return d.held.PodSets, false
 }
 
-// Tries reports whether there are any.
+// Tries reports whether a decision has guests to try.
 func (d Decision) Tries() bool {
 	sets, _ := d.Guests()
 	return len(sets) > 0

@@ -20,5 +20,6 @@
 // Objects that Spillway did not make are never changed: a peering made with
 // liqoctl, or a namespace that its owner offloads, is reported.
 //
-// Liqo's networking is neither used nor changed.
+// Liqo's networking is not changed. Which networks it has connected is read: guests have addresses
+// in them.
 package liqo

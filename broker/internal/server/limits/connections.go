@@ -18,7 +18,7 @@ const (
 	// handshakeGrace is how long such a connection is not closed for another one, so that
 	// many that begin at once, such as after a fail-over, do not end each other.
 	handshakeGrace = 3 * time.Second
-	// maxConnections is the maximum number of connections of one cluster that stay open
+	// maxConnections is the maximum number of connections of one key that stay open
 	// after a call: streams and calls in progress need one each.
 	maxConnections = 64
 )
