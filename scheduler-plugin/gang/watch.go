@@ -21,6 +21,9 @@ import (
 // more of them. While an API server starts, it refuses also what it will allow.
 const refusedOften = 5
 
+// spreads is how long another API server of the cluster may still refuse a kind that was installed.
+const spreads = 5 * time.Second
+
 // gangInformer watches one of the resources that describe gangs. While it is not served, or must
 // not be read, client-go asks for it again, at least once a minute.
 type gangInformer struct {
@@ -91,12 +94,12 @@ func (i *gangInformer) absent() bool {
 	return i.refusals >= refusedOften && i.LastSyncResourceVersion() == i.read
 }
 
-// absentAfter reports whether the kind was absent still after a time.
+// absentAfter reports whether the kind was absent still, everywhere, after a time.
 func (i *gangInformer) absentAfter(since time.Time) bool {
 	absent := i.absent()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return absent && i.refusedAt.After(since)
+	return absent && i.refusedAt.After(since.Add(spreads))
 }
 
 // served reports whether the objects are known.

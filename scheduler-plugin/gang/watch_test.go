@@ -99,7 +99,7 @@ func TestUninstalledKind(t *testing.T) {
 		if i.absentAfter(pod) {
 			t.Errorf("step %d: absent for a pod that came later than the last answer", n)
 		}
-		now.SetTime(pod.Add(time.Second))
+		now.SetTime(pod.Add(2 * spreads))
 		if step.err != nil && i.failed(step.err) != step.absent {
 			t.Errorf("step %d: not said that it is absent", n)
 		}

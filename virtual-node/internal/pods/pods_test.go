@@ -149,7 +149,7 @@ func (e *environment) start() {
 	h, err := pods.New(pods.Options{
 		Provider: "paris", GuestNamespace: guestNamespace, ProviderClient: kubernetes.NewForConfigOrDie(e.providerConfig), ConsumerClient: e.ofHandler,
 		Recorder: broadcaster.NewRecorder(scheme.Scheme, "spillway-virtual-node"), Clock: clock.RealClock{}, Log: testr.New(e.suite),
-		Networks: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+		Networks: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("127.0.0.0/8")},
 	})
 	expect.NoError(e.suite, err)
 	e.handler = h

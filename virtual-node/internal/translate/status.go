@@ -32,8 +32,9 @@ func Status(pod, of *corev1.Pod, networks ...netip.Prefix) corev1.PodStatus {
 	status := *pod.Status.DeepCopy()
 	status.Phase, status.Reason, status.Message = phase(from.Phase), text(from.Reason), text(from.Message)
 	status.StartTime = startTime(pod, from.StartTime)
-	status.PodIP, status.PodIPs = addresses(from.PodIP, from.PodIPs, networks, func(p corev1.PodIP) string { return p.IP }, func(ip string) corev1.PodIP { return corev1.PodIP{IP: ip} })
-	status.HostIP, status.HostIPs = addresses(from.HostIP, from.HostIPs, networks, func(h corev1.HostIP) string { return h.IP }, func(ip string) corev1.HostIP { return corev1.HostIP{IP: ip} })
+	status.PodIP, status.PodIPs = addresses(from, networks)
+	// That of the provider's node means nothing here.
+	status.HostIP, status.HostIPs = "", nil
 	status.ContainerStatuses = containerStatuses(from.ContainerStatuses, pod.Spec.Containers)
 	status.InitContainerStatuses = containerStatuses(from.InitContainerStatuses, pod.Spec.InitContainers)
 	if status.QOSClass == "" { // immutable once set
@@ -163,22 +164,21 @@ func state(from corev1.ContainerState) (out corev1.ContainerState) {
 }
 
 // addresses returns guest.Addresses of what is reported: the first one by itself, and all of them.
-func addresses[T any](first string, all []T, networks []netip.Prefix, text func(T) string, of func(string) T) (string, []T) {
-	reported := []string{first}
-	if len(all) > 0 {
+func addresses(from *corev1.PodStatus, networks []netip.Prefix) (first string, all []corev1.PodIP) {
+	reported := []string{from.PodIP}
+	if len(from.PodIPs) > 0 {
 		reported = nil
 	}
-	for _, a := range all {
-		reported = append(reported, text(a))
+	for _, ip := range from.PodIPs {
+		reported = append(reported, ip.IP)
 	}
-	var out []T
 	for _, ip := range guest.Addresses(reported, networks) {
-		out = append(out, of(ip))
+		all = append(all, corev1.PodIP{IP: ip})
 	}
-	if len(out) == 0 {
+	if len(all) == 0 {
 		return "", nil
 	}
-	return text(out[0]), out
+	return all[0].IP, all
 }
 
 // withReadinessGates returns the guest's condition Ready combined with the

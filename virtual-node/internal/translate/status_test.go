@@ -66,7 +66,6 @@ func TestStatusOfRunningGuest(t *testing.T) {
 	pod := overflowed(condition("example.com/consumer", corev1.ConditionTrue))
 	want := corev1.PodStatus{
 		Phase: corev1.PodRunning, QOSClass: corev1.PodQOSBurstable, StartTime: &early,
-		HostIP: "10.0.0.1", HostIPs: []corev1.HostIP{{IP: "10.0.0.1"}},
 		PodIP: "10.1.0.1", PodIPs: []corev1.PodIP{{IP: "10.1.0.1"}},
 		Conditions: []corev1.PodCondition{
 			condition(corev1.PodScheduled, corev1.ConditionTrue), condition("example.com/consumer", corev1.ConditionTrue),
@@ -194,7 +193,7 @@ var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustPa
 // A provider that reports addresses of the consumer, or of others, would have the Services of the
 // consumer send traffic there. Only those in the networks of the provider's pods count.
 func TestAddressesOfOthers(t *testing.T) {
-	networks := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:1::/64"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("64:ff9b::/32")}
+	networks := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:1::/64")}
 	for name, c := range map[string]struct {
 		reported, want []string
 		unconnected    bool
@@ -202,8 +201,6 @@ func TestAddressesOfOthers(t *testing.T) {
 		"another pod":                       {reported: []string{"10.1.2.3"}},
 		"a node":                            {reported: []string{"192.0.2.1"}},
 		"an IPv6 address of others":         {reported: []string{"fd00::1"}},
-		"services of clouds on each node":   {reported: []string{"168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}},
-		"the consumer's by NAT64":           {reported: []string{"64:ff9b::10.1.2.3", "64:ff9b:1::a01:203"}},
 		"the provider's":                    {reported: []string{"10.2.2.3", "fd00:1::1"}, want: []string{"10.2.2.3", "fd00:1::1"}},
 		"the consumer's and the provider's": {reported: []string{"10.1.2.3", "10.2.2.2", "fd00::1", "fd00:1::1"}, want: []string{"10.2.2.2", "fd00:1::1"}},
 		"no network is connected":           {reported: []string{"10.2.2.3"}, unconnected: true},
@@ -213,27 +210,33 @@ func TestAddressesOfOthers(t *testing.T) {
 			var guest corev1.Pod
 			for _, ip := range c.reported {
 				guest.Status.PodIPs = append(guest.Status.PodIPs, corev1.PodIP{IP: ip})
-				guest.Status.HostIPs = append(guest.Status.HostIPs, corev1.HostIP{IP: ip})
+				guest.Status.HostIPs = append(guest.Status.HostIPs, corev1.HostIP{IP: ip}) // never taken over
 			}
 			guest.Status.PodIP, guest.Status.HostIP = c.reported[0], c.reported[0]
 			if c.unconnected {
 				networks = nil
 			}
 			status := Status(shopPod(), &guest, networks...)
-			var pods, hosts []string
+			var pods []string
 			for _, p := range status.PodIPs {
 				pods = append(pods, p.IP)
 			}
-			for _, h := range status.HostIPs {
-				hosts = append(hosts, h.IP)
+			if !slices.Equal(pods, c.want) || len(status.HostIPs) > 0 {
+				t.Errorf("pod IPs %v, want %v; host IPs %v", pods, c.want, status.HostIPs)
 			}
-			if !slices.Equal(pods, c.want) || !slices.Equal(hosts, c.want) {
-				t.Errorf("pod IPs %v, host IPs %v, want %v", pods, hosts, c.want)
-			}
-			if first := append(c.want, "")[0]; status.PodIP != first || status.HostIP != first {
-				t.Errorf("pod IP %q, host IP %q, want %q", status.PodIP, status.HostIP, first)
+			if first := append(c.want, "")[0]; status.PodIP != first || status.HostIP != "" {
+				t.Errorf("pod IP %q, want %q; host IP %q", status.PodIP, first, status.HostIP)
 			}
 		})
+	}
+}
+
+// What means another host on each node is no address of a guest, whatever networks count.
+func TestAddressesPerHost(t *testing.T) {
+	for _, ip := range []string{"168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254", "64:ff9b::10.1.2.3", "64:ff9b:1::a01:203", "127.0.0.1", "169.254.169.254"} {
+		if status := Status(shopPod(), &corev1.Pod{Status: corev1.PodStatus{PodIP: ip}}, everywhere...); status.PodIP != "" {
+			t.Errorf("the pod has address %s", status.PodIP)
+		}
 	}
 }
 

@@ -106,10 +106,11 @@ func answerWithin(hold broker.Hold, deadline time.Duration) *metav1.Duration {
 // Advertisements lists those that the caller sees, sorted by cluster ID.
 func (x *Index) Advertisements(caller string) []protocol.AdvertisementView {
 	x.mutex.RLock()
-	defer x.mutex.RUnlock()
+	all := maps.Clone(x.advertisements) // what they show takes longer
+	x.mutex.RUnlock()
 	views := []protocol.AdvertisementView{}
-	for _, cluster := range slices.Sorted(maps.Keys(x.advertisements)) {
-		if view, visible := ofAdvertisement(x.advertisements[cluster], caller); visible {
+	for _, cluster := range slices.Sorted(maps.Keys(all)) {
+		if view, visible := ofAdvertisement(all[cluster], caller); visible {
 			views = append(views, view)
 		}
 	}

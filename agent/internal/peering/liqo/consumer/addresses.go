@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -61,9 +60,30 @@ func NewProviderNetworks(c client.Client, namespace string, always []netip.Prefi
 	return &ProviderNetworks{client: c, namespace: namespace, always: always}
 }
 
-// Of returns the networks of the pods behind a virtual node.
-func (n *ProviderNetworks) Of(virtualNode string) []netip.Prefix {
-	return slices.Concat(n.always, ptr.Deref(n.connected.Load(), nil)[virtualNode])
+// Of returns the networks of the pods behind a virtual node; known is false before they were read.
+func (n *ProviderNetworks) Of(virtualNode string) (networks []netip.Prefix, known bool) {
+	connected := n.connected.Load()
+	if connected == nil {
+		return nil, false
+	}
+	return slices.Concat(n.always, (*connected)[virtualNode]), true
+}
+
+// none reports whether there are no networks of a provider's pods, so that no guest of it has an
+// address.
+func (n *ProviderNetworks) none(ctx context.Context, provider string) (bool, error) {
+	if n == nil {
+		return false, nil
+	}
+	node := broker.VirtualNodeName(provider)
+	if networks, known := n.Of(node); known && len(networks) > 0 {
+		return false, nil
+	}
+	if err := n.update(ctx); err != nil { // they may just have been connected
+		return false, err
+	}
+	networks, _ := n.Of(node)
+	return len(networks) == 0, nil
 }
 
 // NeedLeaderElection is false: each replica may answer the webhook.
@@ -84,7 +104,6 @@ func (n *ProviderNetworks) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.connected.Store(&connected)
 	data := map[string]string{}
 	for node, networks := range connected {
 		var texts []string
@@ -107,11 +126,12 @@ func (n *ProviderNetworks) update(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("writing the networks of providers to ConfigMap %s/%s: %w", n.namespace, networksConfigMap, err)
 	}
+	n.connected.Store(&connected)
 	return nil
 }
 
 // connectedNetworks returns the pod networks of the clusters that Liqo has connected, as it has mapped
-// them here, by virtual node. Its mapping keeps them apart from this cluster's own.
+// them here, by virtual node. Its mapping keeps them apart from this cluster's pods and Services.
 func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip.Prefix, error) {
 	var list unstructured.UnstructuredList
 	list.SetGroupVersionKind(configurationList)
@@ -138,7 +158,7 @@ func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip
 // of overflowed pods. It takes off the addresses outside of the networks of a virtual node's guests:
 // without a network between the clusters, a provider reports what here may be another pod, in good
 // faith. The pod runs without an address then. What the handler misses, the chart's policy refuses.
-func AddressesHandler(networksOf func(virtualNode string) []netip.Prefix) http.Handler {
+func AddressesHandler(networksOf func(virtualNode string) (networks []netip.Prefix, known bool)) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		if request.Kind.Kind != "Pod" || request.SubResource != "status" {
 			return admission.Allowed("")
@@ -154,7 +174,7 @@ func AddressesHandler(networksOf func(virtualNode string) []netip.Prefix) http.H
 
 // changeAddresses leaves an encoded pod the addresses that a guest can have, and changes
 // nothing else of it.
-func changeAddresses(raw []byte, networksOf func(virtualNode string) []netip.Prefix) ([]byte, error) {
+func changeAddresses(raw []byte, networksOf func(virtualNode string) ([]netip.Prefix, bool)) ([]byte, error) {
 	var pod, status map[string]json.RawMessage
 	var reported corev1.PodStatus
 	var spec struct {
@@ -170,6 +190,10 @@ func changeAddresses(raw []byte, networksOf func(virtualNode string) []netip.Pre
 			}
 		}
 	}
+	networks, known := networksOf(spec.NodeName)
+	if !known {
+		return raw, nil
+	}
 	all := []string{reported.PodIP}
 	if len(reported.PodIPs) > 0 {
 		all = nil
@@ -180,7 +204,7 @@ func changeAddresses(raw []byte, networksOf func(virtualNode string) []netip.Pre
 	delete(status, "podIP")
 	delete(status, "podIPs")
 	var kept []corev1.PodIP
-	for _, ip := range guest.Addresses(all, networksOf(spec.NodeName)) {
+	for _, ip := range guest.Addresses(all, networks) {
 		kept = append(kept, corev1.PodIP{IP: ip})
 	}
 	var err error

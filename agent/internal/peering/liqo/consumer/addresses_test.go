@@ -26,8 +26,11 @@ import (
 func TestProviderNetworks(t *testing.T) {
 	always := netip.MustParsePrefix("10.9.0.0/16")
 	without := NewProviderNetworks(liqotest.NewClient(t, controlplane.Start(t)), "default", []netip.Prefix{always})
+	if _, known := without.Of("spillway-paris"); known {
+		t.Error("known before they were read")
+	}
 	expect.NoError(t, without.update(t.Context()))
-	if got := without.Of("spillway-paris"); !slices.Equal(got, []netip.Prefix{always}) {
+	if got, known := without.Of("spillway-paris"); !known || !slices.Equal(got, []netip.Prefix{always}) {
 		t.Errorf("without Liqo: %v", got)
 	}
 	c := liqotest.NewClient(t, controlplane.Start(t, liqotest.CRDs(t)))
@@ -55,8 +58,14 @@ func TestProviderNetworks(t *testing.T) {
 		expect.NoError(t, networks.update(t.Context()))
 	}
 	for node, want := range map[string][]netip.Prefix{"spillway-paris": {always, netip.MustParsePrefix("10.71.0.0/16")}, "spillway-berlin": {always}, "spillway-oslo": {always}} {
-		if got := networks.Of(node); !slices.Equal(got, want) {
+		if got, known := networks.Of(node); !known || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", node, got, want)
+		}
+	}
+	unconnected := NewProviderNetworks(c, "default", nil)
+	for provider, want := range map[string]bool{"paris": false, "berlin": true} {
+		if none, err := unconnected.none(t.Context(), provider); err != nil || none != want {
+			t.Errorf("%s has no networks: %t (%v)", provider, none, err)
 		}
 	}
 	stored := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: networksConfigMap}}
@@ -77,12 +86,15 @@ func TestProviderNetworks(t *testing.T) {
 // the pod runs, without that address.
 func TestAddressesWebhook(t *testing.T) {
 	c := liqotest.NewClient(t, controlplane.Start(t))
-	// The pod has no node.
-	networks := map[string][]netip.Prefix{"": {netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd01::/64")}}
-	server := httptest.NewTLSServer(AddressesHandler(func(node string) []netip.Prefix { return networks[node] }))
+	networks := map[string][]netip.Prefix{
+		"spillway-paris": {netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd01::/64")}, "spillway-berlin": {netip.MustParsePrefix("10.1.0.0/16")},
+	}
+	server := httptest.NewTLSServer(AddressesHandler(func(node string) ([]netip.Prefix, bool) { return networks[node], node != "unread" }))
 	t.Cleanup(server.Close)
 	expect.NoError(t, c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}))
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	unread := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "unread"}, Spec: corev1.PodSpec{NodeName: "unread", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	expect.NoError(t, c.Create(t.Context(), unread))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{NodeName: "spillway-paris", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	expect.NoError(t, c.Create(t.Context(), pod))
 	report := func(addresses ...string) corev1.PodStatus {
 		t.Helper()
@@ -114,6 +126,10 @@ func TestAddressesWebhook(t *testing.T) {
 	expect.Eventually(t, "the webhook to be in effect", func() (bool, string) {
 		return report("10.1.2.3").PodIP == "", "the pod has the address"
 	})
+	unread.Status.Phase, unread.Status.PodIP, unread.Status.PodIPs = corev1.PodRunning, "10.1.2.3", []corev1.PodIP{{IP: "10.1.2.3"}}
+	if expect.NoError(t, c.Status().Update(t.Context(), unread, client.DryRunAll)); unread.Status.PodIP == "" {
+		t.Error("an address is taken off before the networks are known")
+	}
 	for name, test := range map[string]struct{ reported, want []string }{
 		"a pod of this cluster":        {reported: []string{"10.1.2.3"}},
 		"a Service of this cluster":    {reported: []string{"fd00::1"}},

@@ -17,7 +17,7 @@ func FuzzAddresses(f *testing.F) {
 	}
 	network := netip.MustParsePrefix("10.1.0.0/16")
 	f.Fuzz(func(t *testing.T, object []byte) {
-		changed, err := changeAddresses(object, func(string) []netip.Prefix { return []netip.Prefix{network} })
+		changed, err := changeAddresses(object, func(string) ([]netip.Prefix, bool) { return []netip.Prefix{network}, true })
 		if err != nil {
 			return
 		}

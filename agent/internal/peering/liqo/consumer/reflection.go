@@ -31,6 +31,8 @@ const (
 	// apiServerSupport is the argument of Liqo's virtual kubelet by which guests get
 	// tokens of this cluster.
 	apiServerSupport = "--enable-apiserver-support"
+	// disableAddresses is the one by which it takes over no addresses of other clusters.
+	disableAddresses = "--disable-ip-reflection"
 	// labelReflected marks the ConfigMaps and Secrets that Spillway lets Liqo reflect.
 	labelReflected = broker.Group + "/reflected"
 	// reflectionBinding is the RoleBinding by which the agent may mark them.
@@ -50,7 +52,11 @@ func (d *Driver) ensureKubeletOptions(ctx context.Context, provider string) (*pe
 	if defaults == nil {
 		return ptr.To(peering.Waiting("LiqoIncomplete", fmt.Sprintf("VkOptionsTemplate %s/%s does not exist; install Liqo with its chart", d.LiqoNamespace, defaultKubeletOptions))), nil
 	}
-	want := d.restrict(defaults.Spec)
+	withoutAddresses, err := d.ProviderNetworks.none(ctx, provider)
+	if err != nil {
+		return nil, err
+	}
+	want := d.restrict(defaults.Spec, withoutAddresses)
 	options, err := session.Find(ctx, d.Client, liqo.TenantNamespace(provider), kubeletOptions, &offloadingv1beta1.VkOptionsTemplate{})
 	switch {
 	case err != nil:
@@ -73,8 +79,9 @@ func (d *Driver) ensureKubeletOptions(ctx context.Context, provider string) (*pe
 
 // restrict returns options with which Liqo reflects only the ConfigMaps and Secrets that
 // are marked for it, and gives no guest a token of this cluster, unless Options ask for
-// either.
-func (d *Driver) restrict(defaults offloadingv1beta1.VkOptionsTemplateSpec) offloadingv1beta1.VkOptionsTemplateSpec {
+// either. Without networks in which guests have addresses, it reports none, and what takes them off is
+// not needed.
+func (d *Driver) restrict(defaults offloadingv1beta1.VkOptionsTemplateSpec, withoutAddresses bool) offloadingv1beta1.VkOptionsTemplateSpec {
 	spec := *defaults.DeepCopy()
 	if !d.ReflectAll {
 		if spec.ReflectorsConfig == nil {
@@ -86,11 +93,17 @@ func (d *Driver) restrict(defaults offloadingv1beta1.VkOptionsTemplateSpec) offl
 			spec.ReflectorsConfig[kind] = config
 		}
 	}
-	if !d.ServiceAccountTokens {
+	set := func(option, value string) {
 		spec.ExtraArgs = append(slices.DeleteFunc(spec.ExtraArgs, func(arg string) bool {
 			name, _, _ := strings.Cut(arg, "=")
-			return name == apiServerSupport
-		}), apiServerSupport+"=false")
+			return name == option
+		}), option+"="+value)
+	}
+	if !d.ServiceAccountTokens {
+		set(apiServerSupport, "false")
+	}
+	if withoutAddresses {
+		set(disableAddresses, "true")
 	}
 	return spec
 }

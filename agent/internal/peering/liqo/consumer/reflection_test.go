@@ -78,16 +78,17 @@ func TestRestrict(t *testing.T) {
 		ReflectorsConfig: map[string]offloadingv1beta1.ReflectorConfig{"secret": {NumWorkers: 3, Type: offloadingv1beta1.DenyList}},
 	}
 	for _, test := range []struct {
-		all, tokens bool
-		wantSecrets offloadingv1beta1.ReflectionType
-		wantArgs    []string
+		all, tokens, unconnected bool
+		wantSecrets              offloadingv1beta1.ReflectionType
+		wantArgs                 []string
 	}{
-		{false, false, offloadingv1beta1.AllowList, []string{"--other", "--enable-apiserver-support=false"}},
-		{true, false, offloadingv1beta1.DenyList, []string{"--other", "--enable-apiserver-support=false"}},
-		{false, true, offloadingv1beta1.AllowList, []string{"--enable-apiserver-support=true", "--other"}},
+		{false, false, false, offloadingv1beta1.AllowList, []string{"--other", "--enable-apiserver-support=false"}},
+		{true, false, false, offloadingv1beta1.DenyList, []string{"--other", "--enable-apiserver-support=false"}},
+		{false, true, false, offloadingv1beta1.AllowList, []string{"--enable-apiserver-support=true", "--other"}},
+		{false, true, true, offloadingv1beta1.AllowList, []string{"--enable-apiserver-support=true", "--other", "--disable-ip-reflection=true"}},
 	} {
 		d := &Driver{Options: Options{ReflectAll: test.all, ServiceAccountTokens: test.tokens}}
-		got := d.restrict(defaults)
+		got := d.restrict(defaults, test.unconnected)
 		if got.ReflectorsConfig["secret"] != (offloadingv1beta1.ReflectorConfig{NumWorkers: 3, Type: test.wantSecrets}) || !slices.Equal(got.ExtraArgs, test.wantArgs) {
 			t.Errorf("%+v: got %+v", test, got)
 		}
