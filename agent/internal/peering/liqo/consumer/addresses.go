@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -50,8 +51,10 @@ type ProviderNetworks struct {
 	namespace string
 	// always are those of every provider.
 	always []netip.Prefix
-	// connected are those that Liqo has connected, by virtual node.
+	// connected are those that Liqo has connected, by cluster.
 	connected atomic.Pointer[map[string][]netip.Prefix]
+	// changed is called with a cluster when they have changed; nil if nothing follows from it.
+	changed func(cluster string)
 }
 
 // NewProviderNetworks returns networks that are always those of every provider; Liqo's are not known
@@ -66,7 +69,7 @@ func (n *ProviderNetworks) Of(virtualNode string) (networks []netip.Prefix, know
 	if connected == nil {
 		return nil, false
 	}
-	return slices.Concat(n.always, (*connected)[virtualNode]), true
+	return slices.Concat(n.always, (*connected)[strings.TrimPrefix(virtualNode, broker.VirtualNodePrefix)]), true
 }
 
 // none reports whether there are no networks of a provider's pods, so that no guest of it has an
@@ -105,12 +108,12 @@ func (n *ProviderNetworks) update(ctx context.Context) error {
 		return err
 	}
 	data := map[string]string{}
-	for node, networks := range connected {
+	for cluster, networks := range connected {
 		var texts []string
 		for _, network := range networks {
 			texts = append(texts, network.String())
 		}
-		data[node] = strings.Join(texts, " ")
+		data[broker.VirtualNodeName(cluster)] = strings.Join(texts, " ")
 	}
 	stored := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: n.namespace, Name: networksConfigMap}}
 	err = n.client.Get(ctx, client.ObjectKeyFromObject(stored), stored)
@@ -126,12 +129,19 @@ func (n *ProviderNetworks) update(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("writing the networks of providers to ConfigMap %s/%s: %w", n.namespace, networksConfigMap, err)
 	}
-	n.connected.Store(&connected)
+	before := ptr.Deref(n.connected.Swap(&connected), connected)
+	for _, clusters := range []map[string][]netip.Prefix{before, connected} {
+		for cluster := range clusters {
+			if n.changed != nil && !slices.Equal(before[cluster], connected[cluster]) {
+				n.changed(cluster)
+			}
+		}
+	}
 	return nil
 }
 
 // connectedNetworks returns the pod networks of the clusters that Liqo has connected, as it has mapped
-// them here, by virtual node. Its mapping keeps them apart from this cluster's pods and Services.
+// them here, by cluster. Its mapping keeps them apart from this cluster's pods and Services.
 func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip.Prefix, error) {
 	var list unstructured.UnstructuredList
 	list.SetGroupVersionKind(configurationList)
@@ -147,7 +157,7 @@ func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip
 		}
 		for _, cidr := range cidrs {
 			if network, err := netip.ParsePrefix(cidr); err == nil {
-				connected[broker.VirtualNodeName(cluster)] = append(connected[broker.VirtualNodeName(cluster)], network.Masked())
+				connected[cluster] = append(connected[cluster], network.Masked())
 			}
 		}
 	}

@@ -73,12 +73,23 @@ func TestProviderNetworks(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"spillway-paris": "10.71.0.0/16"}, stored.Data); diff != "" {
 		t.Errorf("the ConfigMap (-want +got):\n%s", diff)
 	}
+	var changed []string
+	networks.changed = func(cluster string) { changed = append(changed, cluster) }
 	stored.Data = map[string]string{"spillway-paris": "0.0.0.0/0"}
 	expect.NoError(t, c.Update(t.Context(), stored))
 	expect.NoError(t, networks.update(t.Context()))
 	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(stored), stored))
 	if stored.Data["spillway-paris"] != "10.71.0.0/16" {
 		t.Errorf("what another has written stays: %v", stored.Data)
+	}
+	paris := &unstructured.Unstructured{}
+	paris.SetAPIVersion("networking.liqo.io/v1beta1")
+	paris.SetKind("Configuration")
+	paris.SetNamespace("liqo-tenant-paris")
+	paris.SetName("paris")
+	expect.NoError(t, c.Delete(t.Context(), paris))
+	if expect.NoError(t, networks.update(t.Context())); !slices.Equal(changed, []string{"paris"}) {
+		t.Errorf("networks of %v have changed, want paris", changed)
 	}
 }
 

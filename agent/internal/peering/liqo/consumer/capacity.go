@@ -238,7 +238,11 @@ func (d *Driver) ensureVirtualNode(ctx context.Context, provider string, objects
 	if node := objects.node; node != nil && !slices.Contains([]string{"", noHostname}, node.Labels[corev1.LabelHostname]) {
 		virtualNode.Spec.Labels[corev1.LabelHostname] = noHostname
 	}
-	if !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
+	withoutAddresses, err := d.ProviderNetworks.none(ctx, provider)
+	if err != nil {
+		return nil, err
+	}
+	if setAddresses(virtualNode, withoutAddresses) || !session.Equal(hard, virtualNode.Spec.ResourceQuota.Hard) || !maps.Equal(before.Spec.Labels, virtualNode.Spec.Labels) {
 		virtualNode.Spec.ResourceQuota.Hard = hard
 		if err := d.Client.Patch(ctx, virtualNode, client.MergeFrom(before)); err != nil {
 			return nil, fmt.Errorf("resizing virtual node %s: %w", virtualNode.Name, err)

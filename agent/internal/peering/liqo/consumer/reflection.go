@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -93,19 +94,35 @@ func (d *Driver) restrict(defaults offloadingv1beta1.VkOptionsTemplateSpec, with
 			spec.ReflectorsConfig[kind] = config
 		}
 	}
-	set := func(option, value string) {
-		spec.ExtraArgs = append(slices.DeleteFunc(spec.ExtraArgs, func(arg string) bool {
-			name, _, _ := strings.Cut(arg, "=")
-			return name == option
-		}), option+"="+value)
-	}
 	if !d.ServiceAccountTokens {
-		set(apiServerSupport, "false")
+		spec.ExtraArgs = withOption(spec.ExtraArgs, apiServerSupport, "false")
 	}
 	if withoutAddresses {
-		set(disableAddresses, "true")
+		spec.ExtraArgs = withOption(spec.ExtraArgs, disableAddresses, "true")
 	}
 	return spec
+}
+
+func withOption(args []string, option, value string) []string {
+	return append(slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
+		name, _, _ := strings.Cut(arg, "=")
+		return name == option
+	}), option+"="+value)
+}
+
+// setAddresses makes the virtual kubelet of a VirtualNode that exists report addresses, or none. Liqo
+// applies the options of virtual kubelets only when they are made.
+func setAddresses(virtualNode *offloadingv1beta1.VirtualNode, withoutAddresses bool) (changed bool) {
+	template := virtualNode.Spec.Template
+	if template == nil || len(template.Spec.Template.Spec.Containers) == 0 {
+		return false
+	}
+	kubelet := &template.Spec.Template.Spec.Containers[0]
+	if slices.Contains(kubelet.Args, disableAddresses+"=true") == withoutAddresses {
+		return false
+	}
+	kubelet.Args = withOption(kubelet.Args, disableAddresses, strconv.FormatBool(withoutAddresses))
+	return true
 }
 
 // source is a ConfigMap or Secret that a pod refers to.

@@ -101,6 +101,32 @@ func TestRestrict(t *testing.T) {
 	}
 }
 
+// TestSetAddresses: the virtual kubelet of a node that exists is changed when networks are connected
+// with its provider, and when they are no more.
+func TestSetAddresses(t *testing.T) {
+	node := &offloadingv1beta1.VirtualNode{}
+	if setAddresses(node, true) {
+		t.Error("changed before Liqo has made its template")
+	}
+	node.Spec.Template = &offloadingv1beta1.DeploymentTemplate{}
+	node.Spec.Template.Spec.Template.Spec.Containers = []corev1.Container{{Args: []string{"--other"}}}
+	for n, step := range []struct {
+		without, changed bool
+		want             []string
+	}{
+		{false, false, []string{"--other"}},
+		{true, true, []string{"--other", "--disable-ip-reflection=true"}},
+		{true, false, []string{"--other", "--disable-ip-reflection=true"}},
+		{false, true, []string{"--other", "--disable-ip-reflection=false"}},
+		{false, false, []string{"--other", "--disable-ip-reflection=false"}},
+	} {
+		changed := setAddresses(node, step.without)
+		if got := node.Spec.Template.Spec.Template.Spec.Containers[0].Args; changed != step.changed || !slices.Equal(got, step.want) {
+			t.Errorf("step %d: changed %t, arguments %v, want %v", n, changed, got, step.want)
+		}
+	}
+}
+
 // What a pod refers to is marked for Liqo as long as its namespace is used; what else is
 // in the namespace, and what its owner has decided about, is left as it is.
 func TestReflection(t *testing.T) {

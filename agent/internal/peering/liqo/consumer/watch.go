@@ -37,6 +37,7 @@ func providerOf(object client.Object) string {
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	if d.Webhook && d.ProviderNetworks != nil {
 		mgr.GetWebhookServer().Register(AddressesPath, AddressesHandler(d.ProviderNetworks.Of))
+		d.ProviderNetworks.changed = d.Enqueue
 		if err := mgr.Add(d.ProviderNetworks); err != nil {
 			return fmt.Errorf("watching the networks of providers: %w", err)
 		}
