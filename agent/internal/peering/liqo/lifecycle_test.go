@@ -308,7 +308,10 @@ func (l *lifecycle) expectUnmappable(long string) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: long, Name: consts.DefaultNamespaceOffloadingName},
 		Spec: offloadingv1beta1.NamespaceOffloadingSpec{
 			NamespaceMappingStrategy: offloadingv1beta1.EnforceSameNameMappingStrategyType, PodOffloadingStrategy: offloadingv1beta1.LocalPodOffloadingStrategyType,
-			ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{}},
+			// The simulated Liqo, which knows no strategies, must not map it meanwhile.
+			ClusterSelector: corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "elsewhere", Operator: corev1.NodeSelectorOpExists}},
+			}}},
 		},
 	}
 	l.create(l.rome, own)
