@@ -348,7 +348,9 @@ func (w *world) account(c *cluster) *account {
 		must(consumer.client.List(context.Background(), &list, client.UnsafeDisableDeepCopy))
 		for n := range list.Items {
 			spec, status := &list.Items[n].Spec, &list.Items[n].Status
-			if spec.TargetClusterID == c.id && !spec.Releasing && !spec.Suspended && !meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased) {
+			// What no pod can use is released while the consumer still has the instruction.
+			useless := status.ObservedAttempt == spec.Attempt && meta.IsStatusConditionTrue(status.Conditions, broker.ConditionUnusable)
+			if spec.TargetClusterID == c.id && !spec.Releasing && !spec.Suspended && !useless && !meta.IsStatusConditionTrue(status.Conditions, broker.ConditionRequesterReleased) {
 				a.consumer[spec.ReservationUID] = consumer.id
 				a.usable[spec.ReservationUID] += cpus(&broker.HeldCapacity{Totals: spec.RequestedResources})
 			}
