@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/returnhome"
 )
 
@@ -86,7 +87,7 @@ func (tc *evictionCase) run(t *testing.T) {
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
 	expect.NoError(t, err)
-	recorder, pods := events.NewFakeRecorder(10), newIndexer(pod.DeepCopy())
+	recorder, pods := events.NewFakeRecorder(10), demandtest.NewIndexer(pod.DeepCopy())
 	m, now := testMover()
 	m.Client, m.Recorder, m.Pods = client, recorder, corelisters.NewPodLister(pods)
 	key, _ := m.Keys.Get(pod)

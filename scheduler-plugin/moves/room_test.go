@@ -16,6 +16,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
@@ -63,14 +64,6 @@ func nominee(name, cpu string) *corev1.Pod {
 	return pod
 }
 
-func newIndexer(objects ...any) cache.Indexer {
-	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	for _, obj := range objects {
-		_ = indexer.Add(obj) // fails only for objects without metadata
-	}
-	return indexer
-}
-
 // testMover returns a Mover that has observed nothing, in a cluster with namespace shop.
 func testMover(nodes ...any) (m *Mover, now *clocktesting.FakeClock) {
 	now = clocktesting.NewFakeClock(time.Unix(1000, 0))
@@ -79,8 +72,8 @@ func testMover(nodes ...any) (m *Mover, now *clocktesting.FakeClock) {
 	return New(Config{
 		Clock: now, Watched: NewWatchedPods(broker.SchedulerName, placements.IsVirtual), Placements: placements, Keys: keys,
 		Reservations: request.NewReservations(nil, cache.NewIndexer(cache.MetaNamespaceKeyFunc, request.Indexers()), now),
-		Nodes:        corelisters.NewNodeLister(newIndexer(nodes...)),
-		Namespaces:   corelisters.NewNamespaceLister(newIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})),
+		Nodes:        corelisters.NewNodeLister(demandtest.NewIndexer(nodes...)),
+		Namespaces:   corelisters.NewNamespaceLister(demandtest.NewIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}})),
 	}), now
 }
 

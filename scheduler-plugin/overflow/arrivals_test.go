@@ -11,13 +11,14 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 )
 
 var burstWindows = demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second}
 
 func burst(n int) (pods []*corev1.Pod) {
 	for i := range n {
-		pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+		pod := demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1")
 		pod.Spec.SchedulerName = broker.SchedulerName
 		pods = append(pods, pod)
 	}
@@ -32,7 +33,7 @@ func triedPod(pod *corev1.Pod) *corev1.Pod {
 
 // TestPodsTriedByAnotherReplica: another replica led, and has tried the pods; this one has seen them arrive.
 func TestPodsTriedByAnotherReplica(t *testing.T) {
-	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(10)
+	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), demandtest.NewIndexer(), burst(10)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
 	c.Batcher = demand.NewBatcher(now, burstWindows)
@@ -59,7 +60,7 @@ func TestPodsTriedByAnotherReplica(t *testing.T) {
 
 // TestTriedMeanwhile: a second pod is tried, and its condition seen, while the first is looked at.
 func TestTriedMeanwhile(t *testing.T) {
-	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(2)
+	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), demandtest.NewIndexer(), burst(2)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
 	c.Batcher = demand.NewBatcher(now, burstWindows)
@@ -99,7 +100,7 @@ func TestTriedMeanwhile(t *testing.T) {
 // TestRoomDuringCycle: room at home became free during the cycle of a pod: it is woken for that.
 func TestRoomDuringCycle(t *testing.T) {
 	home := nodeWith("").Node()
-	p, cached, pod := testPlugin(OverflowArgs{}, home), newIndexer(), burst(1)[0]
+	p, cached, pod := testPlugin(OverflowArgs{}, home), demandtest.NewIndexer(), burst(1)[0]
 	p.handle = profile{}
 	c, now, woken := testController(t, p, cached)
 	c.Batcher = demand.NewBatcher(now, burstWindows)
@@ -137,7 +138,7 @@ func TestRoomDuringCycle(t *testing.T) {
 
 // TestOldPodInABurst: a pod that was there before does not fit while the others of a burst arrive.
 func TestOldPodInABurst(t *testing.T) {
-	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(50)
+	p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), demandtest.NewIndexer(), burst(50)
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
 	c.Batcher = demand.NewBatcher(now, burstWindows)
@@ -178,7 +179,7 @@ func TestOldPodInABurst(t *testing.T) {
 // which the time is over.
 func TestPodsThereBefore(t *testing.T) {
 	for askAfter, want := range map[time.Duration]int32{0: 10, 5 * time.Second: 0} {
-		p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), newIndexer(), burst(10)
+		p, cached, pods := testPlugin(OverflowArgs{}, nodeWith("").Node()), demandtest.NewIndexer(), burst(10)
 		p.handle = profile{}
 		c, now, _ := testController(t, p, cached)
 		c.Batcher, c.AskAfter = demand.NewBatcher(now, burstWindows), askAfter
@@ -200,7 +201,7 @@ func TestPodsThereBefore(t *testing.T) {
 func TestDelayedPodsByTime(t *testing.T) {
 	const pods = 10
 	const askAfter = 20 * time.Second
-	p, cached := testPlugin(OverflowArgs{}), newIndexer()
+	p, cached := testPlugin(OverflowArgs{}), demandtest.NewIndexer()
 	p.handle = profile{}
 	c, now, _ := testController(t, p, cached)
 	c.AskAfter, p.args.AskAfter.Duration = askAfter, askAfter
@@ -224,7 +225,7 @@ func TestDelayedPodsByTime(t *testing.T) {
 func TestArrivedPodsForgotten(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
 	p.handle = profile{}
-	c, _, _ := testController(t, p, newIndexer())
+	c, _, _ := testController(t, p, demandtest.NewIndexer())
 	handler := p.podHandler(func() bool { return false }, c.Untried)
 	pods := burst(3)
 	for _, pod := range pods {

@@ -25,6 +25,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
@@ -104,16 +105,16 @@ func TestAttemptsOfAll(t *testing.T) {
 		"waited":        {failed: 2, observed: 1, attempts: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			paris, pod := nodeWith("paris").Node(), jobPod("crunch", "crunch-0", "1")
+			paris, pod := nodeWith("paris").Node(), demandtest.JobPod("crunch", "crunch-0", "1")
 			p := testPlugin(OverflowArgs{}, paris)
 			p.handle, p.binder = binds{client: client}, newBinder()
 			p.reservations = noReservations(p.clock)
-			c, _, _ := testController(t, p, newIndexer(pod))
+			c, _, _ := testController(t, p, demandtest.NewIndexer(pod))
 			observed, attempts := observedAttempts(t)
 			for range tc.failed {
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 			}
-			p.grants.Set(reservationFor(pod, map[string]int32{"paris": 1}))
+			p.grants.Set(demandtest.ReservationFor(pod, map[string]int32{"paris": 1}))
 			state := scheduler.NewCycleState()
 			if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 				t.Fatal(status)
@@ -125,7 +126,7 @@ func TestAttemptsOfAll(t *testing.T) {
 			}
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = paris.Name
-			c.Pods = corelisters.NewPodLister(newIndexer(bound))
+			c.Pods = corelisters.NewPodLister(demandtest.NewIndexer(bound))
 			p.queue.Remove(pod.UID) // as its informer does
 			c.sync()
 			nowObserved, nowAttempts := observedAttempts(t)
@@ -158,7 +159,7 @@ type binds struct {
 }
 
 func (b binds) ClientSet() kubernetes.Interface                 { return b.client }
-func (b binds) EventRecorder() clientevents.EventRecorderLogger { return eventCounts{} }
+func (b binds) EventRecorder() clientevents.EventRecorderLogger { return demandtest.EventCounts{} }
 
 // TestWithdrawnGrant: a pod that has got a place is not bound if the grant is gone by then, as
 // when it has waited for the other pods of its gang.
@@ -173,9 +174,9 @@ func TestWithdrawnGrant(t *testing.T) {
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
 	expect.NoError(t, err)
-	pod, other := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	pod, other := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1")
 	granted := func(slots int32) *broker.Reservation {
-		return reservationFor(pod, map[string]int32{"paris": slots})
+		return demandtest.ReservationFor(pod, map[string]int32{"paris": slots})
 	}
 	for name, tc := range map[string]struct {
 		reason string
@@ -238,7 +239,7 @@ func TestDroppedLabel(t *testing.T) {
 		"of a former process": {"", hold, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1")
+			p, pod := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), demandtest.JobPod("crunch", "crunch-0", "1")
 			p.handle = profileHandle{}
 			handler := p.podHandler(func() bool { return false }, waiting.NewUntriedPods(p.clock))
 			handler.OnAdd(pod, false)

@@ -25,6 +25,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -37,11 +38,11 @@ func TestOtherPods(t *testing.T) {
 	p.handle = profile{}
 	untried := waiting.NewUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
-	c, now, _ := testController(t, p, newIndexer(jobPod("crunch", "pending", "1")))
+	c, now, _ := testController(t, p, demandtest.NewIndexer(demandtest.JobPod("crunch", "pending", "1")))
 	c.Untried = untried
-	key, _ := p.keys.Get(jobPod("crunch", "x", "1"))
+	key, _ := p.keys.Get(demandtest.JobPod("crunch", "x", "1"))
 	count := func() int32 {
-		p.PostFilter(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "pending", "1"), nil)
+		p.PostFilter(t.Context(), scheduler.NewCycleState(), demandtest.JobPod("crunch", "pending", "1"), nil)
 		c.sync()
 		now.Step(time.Second)
 		request := c.requests[key.Key]
@@ -66,7 +67,7 @@ func TestOtherPods(t *testing.T) {
 		{"of-another-shape", func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = expect.Resources("cpu", "2") }, false},
 	} {
 		before := count()
-		pod := jobPod("crunch", tc.name, "1")
+		pod := demandtest.JobPod("crunch", tc.name, "1")
 		pod.Spec.SchedulerName = broker.SchedulerName
 		tc.change(pod)
 		handler.OnAdd(pod, false)
@@ -75,11 +76,11 @@ func TestOtherPods(t *testing.T) {
 		}
 	}
 	before := count()
-	p.Reserve(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "untried", "1"), "home")
+	p.Reserve(t.Context(), scheduler.NewCycleState(), demandtest.JobPod("crunch", "untried", "1"), "home")
 	if count() != before-1 {
 		t.Error("an assumed pod is counted")
 	}
-	p.Unreserve(t.Context(), nil, jobPod("crunch", "untried", "1"), "home")
+	p.Unreserve(t.Context(), nil, demandtest.JobPod("crunch", "untried", "1"), "home")
 	if count() != before {
 		t.Error("a pod that is no longer assumed is not counted")
 	}
@@ -94,7 +95,7 @@ func (profile) ProfileName() string { return broker.SchedulerName }
 // for a grant of another.
 func TestWakingWaitsForNoWrite(t *testing.T) {
 	paris := nodeWith("paris").Node()
-	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
+	p, all := testPlugin(OverflowArgs{}, paris), demandtest.NewIndexer()
 	p.placements.SetNode(paris)
 	c, _, _ := testController(t, p, all)
 	arrived, answer := make(chan struct{}), make(chan struct{})
@@ -119,7 +120,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 	defer end()
 	defer close(answer)
 	waits := func(job string) *corev1.Pod {
-		pod := jobPod(job, job+"-0", "1")
+		pod := demandtest.JobPod(job, job+"-0", "1")
 		expect.NoError(t, all.Add(pod))
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 		return pod
@@ -131,7 +132,7 @@ func TestWakingWaitsForNoWrite(t *testing.T) {
 	case <-deadline:
 		t.Fatal("no Reservation is written for slow-0")
 	}
-	p.queue.AddReservation(p.grants.Set(reservationFor(waits("other"), map[string]int32{"paris": 1})))
+	p.queue.AddReservation(p.grants.Set(demandtest.ReservationFor(waits("other"), map[string]int32{"paris": 1})))
 	select {
 	case name := <-woken:
 		if name != "other-0" {
@@ -179,7 +180,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *steppedCo
 	c = &steppedController{requests: map[demand.Key]demand.Request{}, Controller: request.New(request.Config{
 		Clock: now, Queue: p.queue, Grants: p.grants, Gate: p.gate, Placements: p.placements, Keys: p.keys, Namespaces: p.namespaces,
 		Batcher: demand.NewBatcher(now, demand.Windows{}), Pending: p.pending, Pods: corelisters.NewPodLister(cached), Untried: waiting.NewUntriedPods(p.clock),
-		Reservations: noReservations(now), Policies: request.PolicyCache{Decoded: newIndexer()},
+		Reservations: noReservations(now), Policies: request.PolicyCache{Decoded: demandtest.NewIndexer()},
 		Waker: &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Pools: p.pools, Nodes: p.nodes, Settled: p.settled,
 			Activate: func(pods map[string]*corev1.Pod) {
 				for _, pod := range pods {
@@ -214,11 +215,11 @@ func TestNodeWithinAskAfter(t *testing.T) {
 		"a node for all pods": {2, "crunch-0 crunch-1", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pods := testPlugin(OverflowArgs{}), newIndexer()
+			p, pods := testPlugin(OverflowArgs{}), demandtest.NewIndexer()
 			c, now, woken := testController(t, p, pods)
 			c.AskAfter, p.args.AskAfter.Duration, p.handle = askAfter, askAfter, profile{}
 			for i := range 2 {
-				pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+				pod := demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1")
 				expect.NoError(t, pods.Add(pod))
 				state := scheduler.NewCycleState()
 				state.Write(stateKey, &cycleState{since: now.Now()})
@@ -243,7 +244,7 @@ func TestNodeWithinAskAfter(t *testing.T) {
 				t.Errorf("the node wakes %q, want %q", got, tc.woken)
 			}
 			for name := range woken {
-				bound := jobPod("crunch", name, "1")
+				bound := demandtest.JobPod("crunch", name, "1")
 				bound.Spec.NodeName = "home"
 				expect.NoError(t, pods.Update(bound))
 				p.podHandler(func() bool { return false }, c.Untried).OnUpdate(nil, bound)
@@ -263,10 +264,10 @@ func TestManyBarePods(t *testing.T) {
 	paris := nodeWith("paris").Node()
 	p := testPlugin(OverflowArgs{}, paris)
 	p.placements.SetNode(paris)
-	first, all := (*corev1.Pod)(nil), newIndexer()
+	first, all := (*corev1.Pod)(nil), demandtest.NewIndexer()
 	c, now, woken := testController(t, p, all)
 	for i := range pods {
-		pod := jobPod("", fmt.Sprint("bare-", i), "1")
+		pod := demandtest.JobPod("", fmt.Sprint("bare-", i), "1")
 		pod.OwnerReferences = nil
 		expect.NoError(t, all.Add(pod))
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
@@ -295,13 +296,13 @@ func TestManyBarePods(t *testing.T) {
 // none for the growth of a virtual node on which they have none.
 func TestOnlyPlacesWake(t *testing.T) {
 	paris := nodeWith("paris").Node()
-	p, all := testPlugin(OverflowArgs{}, paris), newIndexer()
+	p, all := testPlugin(OverflowArgs{}, paris), demandtest.NewIndexer()
 	c, now, woken := testController(t, p, all)
 	p.setHome(0)
 	p.placements.SetNode(paris)
-	pod := jobPod("crunch", "crunch-0", "1")
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
 	for i := range 200 {
-		pod = jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+		pod = demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1")
 		expect.NoError(t, all.Add(pod))
 		p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 	}
@@ -323,7 +324,7 @@ func TestOnlyPlacesWake(t *testing.T) {
 	}
 	p.setHome(1)
 	expectWoken("a core at home", 1)
-	p.queue.AddReservation(p.grants.Set(reservationFor(pod, map[string]int32{"paris": 3})))
+	p.queue.AddReservation(p.grants.Set(demandtest.ReservationFor(pod, map[string]int32{"paris": 3})))
 	expectWoken("a grant of three", 3)
 }
 
@@ -351,7 +352,7 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 		"not admissible": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), newIndexer()
+			p, pods := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), demandtest.NewIndexer()
 			c, now, _ := testController(t, p, pods)
 			nodes := &countingNodes{NodeLister: p.nodes}
 			c.Waker.Nodes, c.Waker.MayUse = nodes, func(*corev1.Pod, *usage.Pool) bool { return false }
@@ -368,9 +369,9 @@ func TestCyclesThatConcernNoOther(t *testing.T) {
 				c.sync()
 				return nodes.gets - before
 			}
-			fail(jobPod("crunch", "crunch-0", "1"))
+			fail(demandtest.JobPod("crunch", "crunch-0", "1"))
 			for i := range 3 {
-				pod := jobPod("crunch", fmt.Sprint("other-", i), "1")
+				pod := demandtest.JobPod("crunch", fmt.Sprint("other-", i), "1")
 				tc.change(pod)
 				if gets := fail(pod); gets > 0 != tc.counts {
 					t.Errorf("cycle %d: %d nodes are looked up, want some: %t", i, gets, tc.counts)
@@ -398,8 +399,8 @@ func TestHeldPodTakesRoom(t *testing.T) {
 		"no more room after it is held": {before: 4, until: 4, then: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, others, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
-			c, now, opened := testController(t, p, newIndexer(others, pod))
+			p, others, pod := testPlugin(OverflowArgs{}), demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1")
+			c, now, opened := testController(t, p, demandtest.NewIndexer(others, pod))
 			cores := func(n int64) {
 				p.setHome(n)
 				c.sync()
@@ -427,10 +428,10 @@ func TestHeldPodTakesRoom(t *testing.T) {
 // TestUnaskedIsForgotten: that no capacity is requested for pods, because a policy allows no
 // more, is no decision about those that come after them.
 func TestUnaskedIsForgotten(t *testing.T) {
-	p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), newIndexer()
+	p, pods := testPlugin(OverflowArgs{Overflow: BeforePreemption}), demandtest.NewIndexer()
 	c, _, _ := testController(t, p, pods)
 	fail := func(name string) *framework.Status {
-		pod := jobPod("crunch", name, "1")
+		pod := demandtest.JobPod("crunch", name, "1")
 		expect.NoError(t, pods.Add(pod))
 		_, status := p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 		c.sync()
@@ -440,14 +441,14 @@ func TestUnaskedIsForgotten(t *testing.T) {
 	if undecided != framework.UnschedulableAndUnresolvable {
 		t.Fatalf("preemption does not wait for the decision: %s", undecided)
 	}
-	key, _ := p.keys.KeyOf(jobPod("crunch", "crunch-0", "1"))
+	key, _ := p.keys.KeyOf(demandtest.JobPod("crunch", "crunch-0", "1"))
 	p.grants.SetUnasked(key, true, 0)
 	p.queue.AddKey(key)
 	if code := fail("crunch-1").Code(); code != framework.Unschedulable {
 		t.Errorf("preemption waits though it is decided: %s", code)
 	}
 	for _, name := range []string{"crunch-0", "crunch-1"} {
-		expect.NoError(t, pods.Delete(jobPod("crunch", name, "1")))
+		expect.NoError(t, pods.Delete(demandtest.JobPod("crunch", name, "1")))
 		p.queue.Remove(types.UID(name))
 	}
 	c.sync()
@@ -514,7 +515,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			paris := nodeWith("paris").Node()
-			p, pods := testPlugin(OverflowArgs{}, paris), newIndexer()
+			p, pods := testPlugin(OverflowArgs{}, paris), demandtest.NewIndexer()
 			c, now, opened := testController(t, p, pods)
 			p.handle = profile{}
 			p.setHome(0)
@@ -522,7 +523,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			c.sync()
 			var all []*corev1.Pod
 			for i := range 2 {
-				pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+				pod := demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1")
 				pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 				expect.NoError(t, pods.Add(pod))
 				p.failed(t, pod, now.Now())
@@ -531,7 +532,7 @@ func TestPlaceOfAnotherPod(t *testing.T) {
 			c.sync()
 			now.Step(time.Second)
 			if tc.granted {
-				p.queue.AddReservation(p.grants.Set(reservationFor(all[0], map[string]int32{"paris": 1})))
+				p.queue.AddReservation(p.grants.Set(demandtest.ReservationFor(all[0], map[string]int32{"paris": 1})))
 			} else {
 				p.setHome(1)
 			}

@@ -12,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -26,7 +27,7 @@ func TestKeyCache(t *testing.T) {
 	})
 	pods := make([]*corev1.Pod, 30_000)
 	for i := range pods {
-		pods[i] = jobPod("crunch", fmt.Sprint("pod-", i), "1")
+		pods[i] = demandtest.JobPod("crunch", fmt.Sprint("pod-", i), "1")
 		c.Get(pods[i])
 	}
 	expectComputed := func(what string, want int) {
@@ -58,7 +59,7 @@ func TestRefusedOwner(t *testing.T) {
 		}
 		return &metav1.OwnerReference{APIVersion: ref.APIVersion, Kind: "Schedule", Name: "nightly", UID: "nightly"}, true, false
 	})
-	pod := jobPod("crunch", "pod", "1")
+	pod := demandtest.JobPod("crunch", "pod", "1")
 	for _, step := range []struct {
 		pass    time.Duration
 		refused bool
@@ -75,7 +76,7 @@ func TestRefusedOwner(t *testing.T) {
 // TestKeyOfADeletedPod: what is kept of a pod does not outlive it, also if it is deleted
 // during a cycle.
 func TestKeyOfADeletedPod(t *testing.T) {
-	for name, pod := range map[string]*corev1.Pod{"a pod": jobPod("crunch", "crunch-0", "1"), "a pod of a gang": ringPod("crunch-0")} {
+	for name, pod := range map[string]*corev1.Pod{"a pod": demandtest.JobPod("crunch", "crunch-0", "1"), "a pod of a gang": ringPod("crunch-0")} {
 		t.Run(name, func(t *testing.T) {
 			p := testPlugin(OverflowArgs{})
 			p.handle = profile{}

@@ -18,13 +18,14 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
 // otherPod is a pod of another scheduler that is nominated to node home.
 func otherPod(name, cpu string, change ...func(*corev1.Pod)) *corev1.Pod {
-	pod := jobPod("guests", name, cpu)
+	pod := demandtest.JobPod("guests", name, cpu)
 	pod.Spec.SchedulerName, pod.Status.NominatedNodeName = corev1.DefaultSchedulerName, "home"
 	for _, f := range change {
 		f(pod)
@@ -108,15 +109,15 @@ func TestFilterBesideNominees(t *testing.T) {
 		"just bound, and deleted":     {reason: "its room is free", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, gone: true},
 		"bound for long":              {reason: "the snapshot has it", shown: []*corev1.Pod{guest(), guest(onNode("home"))}, later: usage.SettleFor},
 		"in the snapshot":             {reason: "it is counted once", shown: []*corev1.Pod{guest(requesting("cpu", "2"))}, there: []*corev1.Pod{guest(requesting("cpu", "2"))}},
-		"on a full node":              {reason: "NodeResourcesFit says so", shown: []*corev1.Pod{guest()}, there: []*corev1.Pod{jobPod("other", "other", "3")}},
-		"beside another pod":          {reason: "together they leave one CPU", shown: []*corev1.Pod{guest(requesting("cpu", "1"))}, there: []*corev1.Pod{jobPod("other", "other", "2")}, full: true},
+		"on a full node":              {reason: "NodeResourcesFit says so", shown: []*corev1.Pod{guest()}, there: []*corev1.Pod{demandtest.JobPod("other", "other", "3")}},
+		"beside another pod":          {reason: "together they leave one CPU", shown: []*corev1.Pod{guest(requesting("cpu", "1"))}, there: []*corev1.Pod{demandtest.JobPod("other", "other", "2")}, full: true},
 		"of another resource":         {reason: "the pod requests none of it", shown: []*corev1.Pod{guest(requesting("memory", "4Gi"))}},
 		"of an extended resource":     {reason: "it keeps the only one", shown: []*corev1.Pod{guest(requesting("example.com/device", "1"))}, pod: requesting("example.com/device", "1"), full: true},
-		"of nothing":                  {reason: "it is the fourth of four pods", shown: []*corev1.Pod{guest(requesting())}, there: []*corev1.Pod{jobPod("a", "a", "0"), jobPod("b", "b", "0"), jobPod("c", "c", "0")}, full: true},
+		"of nothing":                  {reason: "it is the fourth of four pods", shown: []*corev1.Pod{guest(requesting())}, there: []*corev1.Pod{demandtest.JobPod("a", "a", "0"), demandtest.JobPod("b", "b", "0"), demandtest.JobPod("c", "c", "0")}, full: true},
 		"beside a pod of no requests": {reason: "that needs none of it", shown: []*corev1.Pod{guest(requesting("cpu", "4"))}, pod: requesting()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-0", "2")
+			p, pod := testPlugin(OverflowArgs{}), demandtest.JobPod("crunch", "crunch-0", "2")
 			if withPriority(10)(pod); tc.pod != nil {
 				tc.pod(pod)
 			}
@@ -143,7 +144,7 @@ func TestFilterBesideNominees(t *testing.T) {
 // TestFilterWithoutNominees: while no pod is nominated, Filter allocates nothing for a node of
 // this cluster.
 func TestFilterWithoutNominees(t *testing.T) {
-	p, pod, home, state := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-0", "2"), homeWith(), scheduler.NewCycleState()
+	p, pod, home, state := testPlugin(OverflowArgs{}), demandtest.JobPod("crunch", "crunch-0", "2"), homeWith(), scheduler.NewCycleState()
 	if n := testing.AllocsPerRun(100, func() { p.Filter(t.Context(), state, pod, home) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -160,7 +161,7 @@ func TestRoomBesideNominees(t *testing.T) {
 	handler.OnAdd(placeholder, false)
 	now.SetTime(now.Now().Add(time.Minute))
 	waits := func(name, cpu string, priority int32) {
-		pod := jobPod(name, name, cpu)
+		pod := demandtest.JobPod(name, name, cpu)
 		withPriority(priority)(pod)
 		key, _ := p.keys.Get(pod)
 		p.gate.Close(pod, key.Key, now.Now(), time.Time{})
@@ -246,7 +247,7 @@ func TestKeptOutPods(t *testing.T) {
 			home := homeWith()
 			p := testPlugin(OverflowArgs{}, home.Node(), nodeWith("paris").Node())
 			handler, activated := podEvents(p)
-			guest, pod := otherPod("guest", "3"), jobPod("crunch", "crunch-0", "2")
+			guest, pod := otherPod("guest", "3"), demandtest.JobPod("crunch", "crunch-0", "2")
 			pod.Spec.SchedulerName = broker.SchedulerName
 			handler.OnAdd(guest, false)
 			handler.OnAdd(pod, false)
@@ -263,7 +264,7 @@ func TestKeptOutPods(t *testing.T) {
 				if tc.queued && node == "home" {
 					want = framework.Queue
 				}
-				other := jobPod("other", "other", "1")
+				other := demandtest.JobPod("other", "other", "1")
 				other.Namespace, other.Spec.NodeName = "bank", node
 				if got, err := p.isSchedulableAfterPodDeleted(klog.Background(), pod, other, nil); got != want || err != nil {
 					t.Errorf("after a pod has left %s: got %v %v, want %v, because %s", node, got, err, want, tc.reason)
@@ -282,7 +283,7 @@ func (profileHandle) ProfileName() string { return broker.SchedulerName }
 // to it any more, and is not bound to it either.
 func TestOwnNominee(t *testing.T) {
 	nominated := func(node string) *corev1.Pod {
-		pod := jobPod("crunch", "nominee", "1")
+		pod := demandtest.JobPod("crunch", "nominee", "1")
 		pod.Spec.SchedulerName, pod.Status.NominatedNodeName = broker.SchedulerName, node
 		return pod
 	}

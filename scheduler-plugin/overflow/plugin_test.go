@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	framework "k8s.io/kube-scheduler/framework"
 	schedulercache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
@@ -21,20 +20,12 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/moves"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
-
-// newIndexer returns an informer's cache with these objects.
-func newIndexer(objects ...any) cache.Indexer {
-	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	for _, obj := range objects {
-		_ = indexer.Add(obj) // fails only for objects without metadata
-	}
-	return indexer
-}
 
 // testPlugin returns a plugin without informers and controller, and with one
 // opted-in namespace.
@@ -44,8 +35,8 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	args.DecisionTimeout, args.AskAfter = &metav1.Duration{Duration: 10 * time.Second}, &metav1.Duration{}
 	p := &Plugin{
 		args:       &args,
-		namespaces: corelisters.NewNamespaceLister(newIndexer(shop)),
-		nodes:      corelisters.NewNodeLister(newIndexer(nodes...)),
+		namespaces: corelisters.NewNamespaceLister(demandtest.NewIndexer(shop)),
+		nodes:      corelisters.NewNodeLister(demandtest.NewIndexer(nodes...)),
 		keys:       owners.NewKeyCache(now, func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) { return nil, true, false }),
 		grants:     usage.NewGrantCache(now),
 		pools:      usage.NewPoolCache(now),
@@ -60,42 +51,6 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 	p.placements.Pooled = p.pools.Has
 	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), moves.NewWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
 	return p
-}
-
-// rootOwner is the result for an owner without a controller.
-func rootOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) { return nil, true }
-
-// unknownOwner is the result for an owner that is not known (yet).
-func unknownOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
-	return nil, false, false
-}
-
-// jobPod returns a pod of a Job that requests CPU.
-func jobPod(job, name, cpu string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "example.com/v1", Kind: "Batch", Name: job, UID: types.UID(job), Controller: ptr.To(true)},
-		}},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}}},
-	}
-}
-
-// reservationFor returns a Reservation for the pods of this pod's key, with usable
-// slots by provider.
-func reservationFor(pod *corev1.Pod, slots map[string]int32) *broker.Reservation {
-	owner, _ := demand.OwnerOf(pod, rootOwner)
-	shape, set := demand.ShapeOf(pod)
-	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: owner.Name, Labels: map[string]string{
-		broker.LabelOwnerUID: string(owner.UID), broker.LabelShape: shape,
-	}}}
-	r.Status.ID = "rome-" + owner.Name
-	set.Count = 100
-	r.Spec.PodSets = []broker.PodSet{set}
-	for cluster, n := range slots {
-		set.Count = n
-		r.Status.Allocations = append(r.Status.Allocations, broker.Allocation{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true})
-	}
-	return r
 }
 
 // nodeWith returns the virtual node of a cluster, or a local node if it is empty.
@@ -122,7 +77,7 @@ const noReservation, full = "node(s) had no reservation for this pod (provider p
 
 // inParis returns Reservations for the pod of a filterCase.
 func inParis(slots int32, change ...func(*broker.Reservation)) []*broker.Reservation {
-	r := reservationFor(jobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": slots})
+	r := demandtest.ReservationFor(demandtest.JobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": slots})
 	for _, c := range change {
 		c(r)
 	}
@@ -130,7 +85,7 @@ func inParis(slots int32, change ...func(*broker.Reservation)) []*broker.Reserva
 }
 
 func TestFilter(t *testing.T) {
-	pod, one, two := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1"), jobPod("crunch", "crunch-2", "1")
+	pod, one, two := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1"), demandtest.JobPod("crunch", "crunch-2", "1")
 	finished := one.DeepCopy()
 	finished.Status.Phase = corev1.PodSucceeded
 	runFilter(t, map[string]filterCase{
@@ -157,7 +112,7 @@ func TestFilter(t *testing.T) {
 		"pods of other keys": {
 			reason:       "pods of other owners and shapes use other grants",
 			reservations: inParis(1),
-			node:         nodeWith("paris", jobPod("other", "other-0", "1"), jobPod("crunch", "bigger", "2")),
+			node:         nodeWith("paris", demandtest.JobPod("other", "other-0", "1"), demandtest.JobPod("crunch", "bigger", "2")),
 		},
 		"terminal pods": {
 			reason:       "they do not use their slots any more",
@@ -166,13 +121,13 @@ func TestFilter(t *testing.T) {
 		},
 		"grant of another provider": {
 			reason:       "the capacity is in another cluster",
-			reservations: []*broker.Reservation{reservationFor(pod, map[string]int32{"berlin": 2})},
+			reservations: []*broker.Reservation{demandtest.ReservationFor(pod, map[string]int32{"berlin": 2})},
 			node:         nodeWith("paris"),
 			want:         noReservation,
 		},
 		"grant of another shape": {
 			reason:       "the slot is for other requests",
-			reservations: []*broker.Reservation{reservationFor(jobPod("crunch", "x", "2"), map[string]int32{"paris": 2})},
+			reservations: []*broker.Reservation{demandtest.ReservationFor(demandtest.JobPod("crunch", "x", "2"), map[string]int32{"paris": 2})},
 			node:         nodeWith("paris"),
 			want:         noReservation,
 		},
@@ -189,7 +144,7 @@ func TestFilter(t *testing.T) {
 			reason:       "the grant is for the pods that have a place in it already",
 			reservations: inParis(2),
 			node:         nodeWith("paris"),
-			change:       func(p *Plugin, _ *corev1.Pod) { p.namespaces = corelisters.NewNamespaceLister(newIndexer()) },
+			change:       func(p *Plugin, _ *corev1.Pod) { p.namespaces = corelisters.NewNamespaceLister(demandtest.NewIndexer()) },
 			want:         noReservation,
 		},
 		"cannot overflow": {
@@ -205,7 +160,7 @@ func TestFilter(t *testing.T) {
 }
 
 func TestFilterByReservationState(t *testing.T) {
-	one, two := jobPod("crunch", "crunch-1", "1"), jobPod("crunch", "crunch-2", "1")
+	one, two := demandtest.JobPod("crunch", "crunch-1", "1"), demandtest.JobPod("crunch", "crunch-2", "1")
 	carries := func(pods int32) func(*broker.Reservation) {
 		return func(r *broker.Reservation) {
 			r.Status.Allocations[0].VirtualNodeReady, r.Status.Allocations[0].CarriedPods = false, pods
@@ -270,7 +225,7 @@ func runFilter(t *testing.T, cases map[string]filterCase) {
 			for _, r := range tc.reservations {
 				p.grants.Set(r)
 			}
-			pod := jobPod("crunch", "crunch-0", "1")
+			pod := demandtest.JobPod("crunch", "crunch-0", "1")
 			if tc.change != nil {
 				tc.change(p, pod)
 			}
@@ -334,11 +289,11 @@ func TestSignPod(t *testing.T) {
 		}
 		return fragments[0].Value
 	}
-	a, b, other := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1"), jobPod("other", "other-0", "1")
+	a, b, other := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1"), demandtest.JobPod("other", "other-0", "1")
 	if sign(a) != sign(other) {
 		t.Error("pods without grants are not batched together")
 	}
-	p.grants.Set(reservationFor(a, map[string]int32{"paris": 2}))
+	p.grants.Set(demandtest.ReservationFor(a, map[string]int32{"paris": 2}))
 	if sign(a) != sign(b) {
 		t.Error("pods of one grant are not batched together")
 	}
@@ -358,7 +313,7 @@ type postFilterCase struct {
 
 // refusedReservation is that of a pod of a postFilterCase.
 func refusedReservation() *broker.Reservation {
-	refused := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
+	refused := demandtest.ReservationFor(demandtest.JobPod("crunch", "crunch-0", "1"), nil)
 	refused.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
 	return refused
 }
@@ -474,13 +429,13 @@ func TestPostFilter(t *testing.T) {
 		},
 		"owner unknown": {
 			reason: "the pod may be newer than what is known of its owner", order: BeforePreemption,
-			change: func(p *Plugin, _ *corev1.Pod) { p.keys = owners.NewKeyCache(p.clock, unknownOwner) },
+			change: func(p *Plugin, _ *corev1.Pod) { p.keys = owners.NewKeyCache(p.clock, demandtest.UnknownOwner) },
 			code:   framework.UnschedulableAndUnresolvable, message: "waiting for capacity in another cluster", queued: true,
 		},
 		"owner unknown for long": {
 			reason: "it may never become known", order: BeforePreemption,
 			change: func(p *Plugin, pod *corev1.Pod) {
-				p.keys = owners.NewKeyCache(p.clock, unknownOwner)
+				p.keys = owners.NewKeyCache(p.clock, demandtest.UnknownOwner)
 				p.PostFilter(t.Context(), scheduler.NewCycleState(), pod, nil)
 				now := p.clock.(*clocktesting.FakeClock)
 				now.SetTime(now.Now().Add(10 * time.Second))
@@ -498,7 +453,7 @@ func TestPostFilter(t *testing.T) {
 func runPostFilter(t *testing.T, cases map[string]postFilterCase) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{Overflow: tc.order}), jobPod("crunch", "crunch-0", "1")
+			p, pod := testPlugin(OverflowArgs{Overflow: tc.order}), demandtest.JobPod("crunch", "crunch-0", "1")
 			if tc.change != nil {
 				tc.change(p, pod)
 			}
@@ -516,7 +471,7 @@ func runPostFilter(t *testing.T, cases map[string]postFilterCase) {
 // nominate nominates the node of this cluster for a pod: another pod is there, whose priority
 // differs from its own, and which may be terminating.
 func nominate(p *Plugin, pod *corev1.Pod, difference int32, terminating bool) {
-	home, other := nodeWith("").Node(), jobPod("low", "low-0", "1")
+	home, other := nodeWith("").Node(), demandtest.JobPod("low", "low-0", "1")
 	pod.Spec.Priority, other.Spec.Priority = ptr.To[int32](10), ptr.To(10+difference)
 	pod.Status.NominatedNodeName, other.Spec.NodeName = home.Name, home.Name
 	if terminating {
@@ -544,7 +499,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	var woken []string
 	w := &waiting.Waker{Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled, Pools: p.pools,
 		Activate: func(pods map[string]*corev1.Pod) { woken = append(woken, slices.Collect(maps.Keys(pods))...) }}
-	pod := jobPod("crunch", "crunch-0", "1")
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 	key, _ := p.keys.Get(pod)
 	cycle := func(during func()) int {
@@ -571,7 +526,7 @@ func TestGrantDuringTheCycle(t *testing.T) {
 	if n := cycle(func() {}); n != 0 {
 		t.Errorf("without a grant: woken %v", woken)
 	}
-	if n := cycle(func() { p.grants.Set(reservationFor(pod, map[string]int32{"paris": 1})) }); n != 1 {
+	if n := cycle(func() { p.grants.Set(demandtest.ReservationFor(pod, map[string]int32{"paris": 1})) }); n != 1 {
 		t.Error("with a new grant: not woken")
 	}
 	now.SetTime(now.Now().Add(time.Second))
@@ -602,7 +557,7 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 		"nominated":    {reason: "a node is freed for it", change: func(_ *Plugin, pod *corev1.Pod) { pod.Status.NominatedNodeName = "home" }},
 		"of a gang": {reason: "it is tried as a whole", change: func(p *Plugin, pod *corev1.Pod) {
 			pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
-			other := jobPod("crunch", "crunch-2", "1")
+			other := demandtest.JobPod("crunch", "crunch-2", "1")
 			other.Labels = pod.Labels
 			key, _ := p.keys.Get(other)
 			p.gate.Close(other, key.Key, p.clock.Now(), time.Time{})
@@ -617,8 +572,8 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pod := testPlugin(OverflowArgs{}), jobPod("crunch", "crunch-1", "1")
-			p.PostFilter(t.Context(), scheduler.NewCycleState(), jobPod("crunch", "crunch-0", "1"), nil)
+			p, pod := testPlugin(OverflowArgs{}), demandtest.JobPod("crunch", "crunch-1", "1")
+			p.PostFilter(t.Context(), scheduler.NewCycleState(), demandtest.JobPod("crunch", "crunch-0", "1"), nil)
 			if tc.change != nil {
 				tc.change(p, pod)
 			}
@@ -633,11 +588,11 @@ func TestUntriedPodsAreHeld(t *testing.T) {
 // A dry run of preemption that has removed a guest finds no place on a virtual node,
 // whatever the grants say; the state of others is not changed by it.
 func TestGuestsAreNoVictims(t *testing.T) {
-	guest := jobPod("other", "guest", "1")
+	guest := demandtest.JobPod("other", "guest", "1")
 	paris := nodeWith("paris", guest)
 	p := testPlugin(OverflowArgs{}, paris.Node())
-	pod := jobPod("crunch", "crunch-0", "1")
-	p.grants.Set(reservationFor(pod, map[string]int32{"paris": 5}))
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
+	p.grants.Set(demandtest.ReservationFor(pod, map[string]int32{"paris": 5}))
 	state := scheduler.NewCycleState()
 	if _, status := p.PreFilter(t.Context(), state, pod, nil); !status.IsSuccess() {
 		t.Fatal(status)
@@ -664,7 +619,7 @@ func TestGuestsAreNoVictims(t *testing.T) {
 func TestQueueingHints(t *testing.T) {
 	home, paris := nodeWith("").Node(), nodeWith("paris").Node()
 	p := testPlugin(OverflowArgs{}, home, paris)
-	pending, deleted := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	pending, deleted := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1")
 	for _, tc := range []struct {
 		node, namespace string
 		want            framework.QueueingHint
@@ -684,7 +639,7 @@ func TestQueueingHints(t *testing.T) {
 			t.Errorf("node %s: got %v %v, want %v", node.Name, got, err, want)
 		}
 	}
-	p.grants.Set(reservationFor(pending, map[string]int32{"paris": 1}))
+	p.grants.Set(demandtest.ReservationFor(pending, map[string]int32{"paris": 1}))
 	if got, err := p.isSchedulableAfterNodeAdded(klog.Background(), pending, nil, paris); err != nil || got != framework.Queue {
 		t.Errorf("a node with a grant of the pod: got %v %v", got, err)
 	}
@@ -698,9 +653,9 @@ func TestQueueingHints(t *testing.T) {
 // Reservation as an update.
 func TestReplacedReservation(t *testing.T) {
 	p := testPlugin(OverflowArgs{})
-	former, latter := jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "2")
+	former, latter := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "2")
 	reservation := func(pod *corev1.Pod, uid types.UID) *broker.Reservation {
-		r := reservationFor(pod, map[string]int32{"paris": 1})
+		r := demandtest.ReservationFor(pod, map[string]int32{"paris": 1})
 		r.UID = uid
 		return r
 	}
@@ -720,7 +675,7 @@ func TestReplacedReservation(t *testing.T) {
 // of another one of that name as an update. The former one uses its grant no more, and does
 // not wait any more.
 func TestReplacedPod(t *testing.T) {
-	p, guest, pending := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), jobPod("crunch", "crunch-0", "1"), jobPod("crunch", "crunch-1", "1")
+	p, guest, pending := testPlugin(OverflowArgs{}, nodeWith("paris").Node()), demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.JobPod("crunch", "crunch-1", "1")
 	p.handle = profile{}
 	untried := waiting.NewUntriedPods(p.clock)
 	handler := p.podHandler(func() bool { return false }, untried)
@@ -734,7 +689,7 @@ func TestReplacedPod(t *testing.T) {
 		t.Fatalf("%d pods use the grant, want 1", n)
 	}
 	for _, before := range []*corev1.Pod{guest, pending} {
-		after := jobPod("crunch", before.Name, "1")
+		after := demandtest.JobPod("crunch", before.Name, "1")
 		after.UID = before.UID + "-again"
 		handler.OnUpdate(before, after)
 		if p.keys.Has(before.UID) {

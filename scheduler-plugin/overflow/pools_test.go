@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -89,7 +90,7 @@ func poolPlugin() *Plugin {
 	namespace := func(name, value string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{broker.LabelOverflow: value}}}
 	}
-	p.namespaces = corelisters.NewNamespaceLister(newIndexer(namespace("shop", broker.OverflowEnabled), namespace("bank", broker.OverflowEnabled), namespace("school", "")))
+	p.namespaces = corelisters.NewNamespaceLister(demandtest.NewIndexer(namespace("shop", broker.OverflowEnabled), namespace("bank", broker.OverflowEnabled), namespace("school", "")))
 	return p
 }
 
@@ -150,7 +151,7 @@ func TestPoolAdmits(t *testing.T) {
 			})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, pod := poolPlugin(), jobPod("crunch", "crunch-0", "1")
+			p, pod := poolPlugin(), demandtest.JobPod("crunch", "crunch-0", "1")
 			r, in := byHand("warm", tc.held)
 			if tc.change != nil {
 				tc.change(r, in)
@@ -171,7 +172,7 @@ func TestPoolAdmits(t *testing.T) {
 // that the fewest pods may use, then any other; pods in pools take no slot of the grant.
 func TestOrderOfCapacity(t *testing.T) {
 	p := poolPlugin()
-	p.grants.Set(reservationFor(jobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": 1}))
+	p.grants.Set(demandtest.ReservationFor(demandtest.JobPod("crunch", "crunch-0", "1"), map[string]int32{"paris": 1}))
 	own, ownIn := byHand("warm", total("cpu", "1"))
 	p.pools.SetReservation(own)
 	p.pools.SetInstruction(ownIn)
@@ -179,19 +180,19 @@ func TestOrderOfCapacity(t *testing.T) {
 	p.pools.SetInstruction(hub)
 	var holds []string
 	for i := range 4 {
-		hold, _ := schedule(t, p, jobPod("crunch", fmt.Sprint("crunch-", i), "1"))
+		hold, _ := schedule(t, p, demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1"))
 		holds = append(holds, hold)
 	}
 	if want := []string{"rome-crunch", "rome-warm", "rome-hub", ""}; !slices.Equal(holds, want) {
 		t.Errorf("charged to %v, want %v", holds, want)
 	}
-	key, _ := p.keys.Get(jobPod("crunch", "crunch-0", "1"))
+	key, _ := p.keys.Get(demandtest.JobPod("crunch", "crunch-0", "1"))
 	if n := p.placements.LivingOf(key.Key); n != 1 {
 		t.Errorf("%d pods count for the owner's Reservation, want 1: those in pools need none", n)
 	}
 	// The slot of the grant is free again, the pools are not.
 	p.placements.RemovePod("crunch-0")
-	if hold, _ := schedule(t, p, jobPod("crunch", "crunch-9", "1")); hold != "rome-crunch" {
+	if hold, _ := schedule(t, p, demandtest.JobPod("crunch", "crunch-9", "1")); hold != "rome-crunch" {
 		t.Errorf("charged to %q, want the grant", hold)
 	}
 }
@@ -199,8 +200,8 @@ func TestOrderOfCapacity(t *testing.T) {
 // TestOrderOfVirtualNodes: the order holds across providers, too.
 func TestOrderOfVirtualNodes(t *testing.T) {
 	p := poolPlugin()
-	pod := jobPod("crunch", "crunch-0", "1")
-	p.grants.Set(reservationFor(pod, map[string]int32{"own": 1}))
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
+	p.grants.Set(demandtest.ReservationFor(pod, map[string]int32{"own": 1}))
 	for name, change := range map[string][]func(*broker.ReservationInstruction){"local": nil, "hub": {fromHub()}} {
 		r, in := byHand(name, total("cpu", "1"), change...)
 		in.Spec.TargetClusterID = name
@@ -228,7 +229,7 @@ func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
 		p := poolPlugin()
 		_, in := byHand("hub", total("cpu", "1"), fromHub("bank"))
 		p.pools.SetInstruction(in)
-		pod := jobPod("crunch", "crunch-0", "1")
+		pod := demandtest.JobPod("crunch", "crunch-0", "1")
 		pod.Namespace = "bank"
 		hold, ok := schedule(t, p, pod)
 		if !ok {
@@ -241,7 +242,7 @@ func TestPoolThatServesAnotherNamespaceNow(t *testing.T) {
 		}
 		_, in = byHand("hub", total("cpu", "1"), fromHub("shop"))
 		p.pools.SetInstruction(in)
-		if _, ok := schedule(t, p, jobPod("crunch", "crunch-1", "1")); ok {
+		if _, ok := schedule(t, p, demandtest.JobPod("crunch", "crunch-1", "1")); ok {
 			t.Errorf("restarted %v: the pool has 1 CPU, and two pods of 1 CPU each", restarted)
 		}
 	}
@@ -254,7 +255,7 @@ func TestPoolOfUnmappedNamespace(t *testing.T) {
 	_, in := byHand("hub", total("cpu", "4"), fromHub())
 	in.Status.UnmappedNamespaces = []string{"bank"}
 	p.pools.SetInstruction(in)
-	pod := jobPod("crunch", "crunch-0", "1")
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
 	if _, ok := schedule(t, p, pod); !ok {
 		t.Error("a pod of another namespace is not admitted")
 	}
@@ -277,7 +278,7 @@ func TestPoolKeepsPlacesForThoseThatSelectThem(t *testing.T) {
 		selector map[string]string
 		want     bool
 	}{{nil, true}, {map[string]string{"zone": "a"}, true}, {nil, false}} {
-		pod := jobPod("crunch", fmt.Sprint("crunch-", i), "1")
+		pod := demandtest.JobPod("crunch", fmt.Sprint("crunch-", i), "1")
 		pod.Spec.NodeSelector = tc.selector
 		if _, ok := schedule(t, p, pod); ok != tc.want {
 			t.Errorf("pod %d, which selects %v, is admitted: %t, want %t", i, tc.selector, ok, tc.want)
@@ -309,7 +310,7 @@ func TestPoolsNeverExceeded(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"schedule": func(rt *rapid.T) {
 				n++
-				pod := jobPod(fmt.Sprint("job-", n%3), fmt.Sprint("pod-", n), rapid.SampledFrom([]string{"250m", "500m", "1", "1500m", "2"}).Draw(rt, "cpu"))
+				pod := demandtest.JobPod(fmt.Sprint("job-", n%3), fmt.Sprint("pod-", n), rapid.SampledFrom([]string{"250m", "500m", "1", "1500m", "2"}).Draw(rt, "cpu"))
 				pod.Namespace = rapid.SampledFrom([]string{"shop", "bank"}).Draw(rt, "namespace")
 				hold, admitted := schedule(t, p, pod)
 				fits := fitIn(held["rome-a"], append(slices.Clone(pods["rome-a"]), pod)) || fitIn(held["rome-b"], append(slices.Clone(pods["rome-b"]), pod))
@@ -382,15 +383,15 @@ func TestPoolWakes(t *testing.T) {
 	paris := nodeWith("paris").Node()
 	paris.Spec.Taints = []corev1.Taint{{Key: broker.TaintOverflow, Effect: corev1.TaintEffectNoSchedule}}
 	p.placements.SetNode(paris)
-	p.nodes = corelisters.NewNodeLister(newIndexer(paris))
+	p.nodes = corelisters.NewNodeLister(demandtest.NewIndexer(paris))
 	later()
 	tolerant := func(name, cpu string) *corev1.Pod {
-		pod := jobPod("crunch", name, cpu)
+		pod := demandtest.JobPod("crunch", name, cpu)
 		pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 		return pod
 	}
 	// An older pod of their key was created before its namespace opted in.
-	unsteered := jobPod("crunch", "p0", "2")
+	unsteered := demandtest.JobPod("crunch", "p0", "2")
 	for _, pod := range []*corev1.Pod{unsteered, tolerant("p1", "2"), tolerant("p2", "2"), tolerant("p3", "2")} {
 		key, _ := p.keys.Get(pod)
 		p.gate.Close(pod, key.Key, now.Now(), time.Time{})
@@ -461,7 +462,7 @@ func TestPoolsConcernFewPods(t *testing.T) {
 					return slices.Contains(p.poolsOf(pod), of)
 				}, Activate: func(map[string]*corev1.Pod) { t.Error("a pod is woken that fits none") }}
 			for i := range pods {
-				pod := jobPod(fmt.Sprint("job-", i%keys), fmt.Sprint("pod-", i), "2")
+				pod := demandtest.JobPod(fmt.Sprint("job-", i%keys), fmt.Sprint("pod-", i), "2")
 				pod.Labels = map[string]string{"tier": "batch"}
 				of, _ := p.keys.Get(pod)
 				p.gate.Close(pod, of.Key, p.clock.Now().Add(-time.Minute), time.Time{})

@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -105,7 +106,7 @@ func TestMemberWithoutItsGroup(t *testing.T) {
 }
 
 func ringPod(name string) *corev1.Pod {
-	pod := jobPod("crunch", name, "1")
+	pod := demandtest.JobPod("crunch", name, "1")
 	pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
 	pod.Spec.Tolerations = []corev1.Toleration{{Key: broker.TaintOverflow, Operator: corev1.TolerationOpExists}}
 	return pod
@@ -116,7 +117,7 @@ func (p *Plugin) ringReservation(pod *corev1.Pod) *broker.Reservation {
 	key, _ := p.keys.Get(pod)
 	set := key.Set
 	set.Count = 1
-	r := reservationFor(pod, nil)
+	r := demandtest.ReservationFor(pod, nil)
 	r.Labels[broker.LabelShape], r.Spec.PodSets = demand.GangShape, []broker.PodSet{set}
 	r.Status.Allocations = []broker.Allocation{{Cluster: "paris", PodSets: r.Spec.PodSets, Accepted: true, VirtualNodeReady: true}}
 	return r

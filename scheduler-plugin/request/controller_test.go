@@ -6,16 +6,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -37,7 +36,7 @@ func testController(t *testing.T, cached cache.Indexer) (c *Controller, now *clo
 	config.Placements = usage.NewPlacements(now, config.Keys.KeyOf)
 	config.Queue = waiting.NewWorkQueue(config.Placements.IsVirtual)
 	config.Waker = &waiting.Waker{Gate: config.Gate, Grants: config.Grants, Placements: config.Placements, Pools: usage.NewPoolCache(now),
-		Nodes:    corelisters.NewNodeLister(newIndexer()),
+		Nodes:    corelisters.NewNodeLister(demandtest.NewIndexer()),
 		Settled:  func(key demand.Key) bool { return config.Grants.Refused(key) || config.Grants.IsUnasked(key) },
 		Activate: func(map[string]*corev1.Pod) {}}
 	c = New(config)
@@ -60,61 +59,16 @@ func (c *Controller) fails(pod *corev1.Pod) {
 	c.Queue.AddUnschedulable(pod)
 }
 
-func newPolicies(all ...any) PolicyCache { return PolicyCache{Decoded: newIndexer(all...)} }
-
-// newIndexer returns an informer's cache with these objects.
-func newIndexer(objects ...any) cache.Indexer {
-	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	for _, obj := range objects {
-		_ = indexer.Add(obj) // fails only for objects without metadata
-	}
-	return indexer
-}
+func newPolicies(all ...any) PolicyCache { return PolicyCache{Decoded: demandtest.NewIndexer(all...)} }
 
 // namespacesWith lists namespace shop with a value of its label.
 func namespacesWith(value string) corelisters.NamespaceLister {
-	return corelisters.NewNamespaceLister(newIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: value}}}))
-}
-
-// rootOwner is the result for an owner without a controller.
-func rootOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) { return nil, true }
-
-// unknownOwner is the result for an owner that is not known (yet).
-func unknownOwner(string, metav1.OwnerReference) (*metav1.OwnerReference, bool, bool) {
-	return nil, false, false
-}
-
-// jobPod returns a pod of a Job that requests CPU.
-func jobPod(job, name, cpu string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "example.com/v1", Kind: "Batch", Name: job, UID: types.UID(job), Controller: ptr.To(true)},
-		}},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", cpu)}}}},
-	}
-}
-
-// reservationFor returns a Reservation for the pods of this pod's key, with usable
-// slots by provider.
-func reservationFor(pod *corev1.Pod, slots map[string]int32) *broker.Reservation {
-	owner, _ := demand.OwnerOf(pod, rootOwner)
-	shape, set := demand.ShapeOf(pod)
-	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: owner.Name, Labels: map[string]string{
-		broker.LabelOwnerUID: string(owner.UID), broker.LabelShape: shape,
-	}}}
-	r.Status.ID = "rome-" + owner.Name
-	set.Count = 100
-	r.Spec.PodSets = []broker.PodSet{set}
-	for cluster, n := range slots {
-		set.Count = n
-		r.Status.Allocations = append(r.Status.Allocations, broker.Allocation{Cluster: cluster, PodSets: []broker.PodSet{set}, Accepted: true, VirtualNodeReady: true})
-	}
-	return r
+	return corelisters.NewNamespaceLister(demandtest.NewIndexer(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{broker.LabelOverflow: value}}}))
 }
 
 // A pod that is being bound needs no more capacity: it is counted with those that run.
 func TestPodBeingBound(t *testing.T) {
-	pod := jobPod("crunch", "waiting", "1")
+	pod := demandtest.JobPod("crunch", "waiting", "1")
 	cached := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	expect.NoError(t, cached.Add(pod))
 	c, _ := testController(t, cached)
@@ -158,11 +112,11 @@ func TestValidatedWhenDue(t *testing.T) {
 		"another owner": {reason: "that has a Reservation of its own", change: func(_ *Controller, pod *corev1.Pod) {
 			pod.OwnerReferences[0].Name, pod.OwnerReferences[0].UID = "other", "other"
 		}},
-		"its owner unknown": {reason: "it may have another root owner", change: func(c *Controller, _ *corev1.Pod) { c.Keys.Find = unknownOwner }},
+		"its owner unknown": {reason: "it may have another root owner", change: func(c *Controller, _ *corev1.Pod) { c.Keys.Find = demandtest.UnknownOwner }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := jobPod("crunch", "waiting", "1")
-			cached := newIndexer(pod)
+			pod := demandtest.JobPod("crunch", "waiting", "1")
+			cached := demandtest.NewIndexer(pod)
 			c, now := testController(t, cached)
 			c.Batcher = demand.NewBatcher(now, demand.Windows{Quiet: time.Second, Longest: time.Second})
 			c.fails(pod)

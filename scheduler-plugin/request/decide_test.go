@@ -14,6 +14,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 )
 
 // TestDecide: what is done about a request for four pods, whatever has been gathered of it.
@@ -149,11 +150,11 @@ func TestAllowed(t *testing.T) {
 				return &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Spec: broker.ReservationSpec{PodSets: sets}}
 			}
 			request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: tc.wants}
-			cached := newIndexer(reservation("others", tc.others))
+			cached := demandtest.NewIndexer(reservation("others", tc.others))
 			if tc.has != nil {
 				expect.NoError(t, cached.Add(reservation(request.Key.Name(""), tc.has)))
 			}
-			c, _ := testController(t, newIndexer())
+			c, _ := testController(t, demandtest.NewIndexer())
 			c.Reservations, c.Policies = NewReservations(nil, cached, c.Clock), newPolicies(policy)
 			in := c.gather(request)
 			if units, _ := allowed(in, request); in.err != nil || units != tc.allowed {

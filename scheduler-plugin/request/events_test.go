@@ -11,42 +11,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	clientevents "k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
-
-// eventCounts records events by pod and reason.
-type eventCounts map[podReason]int
-
-type podReason struct{ pod, reason string }
-
-// Eventf implements events.EventRecorder.
-func (c eventCounts) Eventf(regarding, _ runtime.Object, _, reason, _, _ string, _ ...any) {
-	c[podReason{regarding.(*corev1.Pod).Name, reason}]++
-}
-
-// WithLogger implements events.EventRecorderLogger.
-func (c eventCounts) WithLogger(klog.Logger) clientevents.EventRecorderLogger { return c }
-
-// of returns the number of events of a reason by pod.
-func (c eventCounts) of(reason string) map[string]int {
-	byPod := map[string]int{}
-	for of, n := range c {
-		if of.reason == reason {
-			byPod[of.pod] = n
-		}
-	}
-	return byPod
-}
 
 // TestRequestedLater: one pod of a request has its event at once, the others have one each at the
 // next look if they still wait.
@@ -68,12 +43,12 @@ func TestRequestedLater(t *testing.T) {
 		"deleted for a while": {reason: "they wait", deleted: true, first: map[string]int{"crunch-0": 1}, then: all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods, recorded := newIndexer(), eventCounts{}
+			pods, recorded := demandtest.NewIndexer(), demandtest.EventCounts{}
 			c, now := testController(t, pods)
 			c.Recorder = recorded
-			pod := jobPod("crunch", "crunch-0", "1")
+			pod := demandtest.JobPod("crunch", "crunch-0", "1")
 			for pod := range all {
-				pod := jobPod("crunch", pod, "1")
+				pod := demandtest.JobPod("crunch", pod, "1")
 				expect.NoError(t, pods.Add(pod))
 				c.fails(pod)
 			}
@@ -81,7 +56,7 @@ func TestRequestedLater(t *testing.T) {
 			key, _ := c.Keys.Get(pod)
 			request := c.writes.requests[key.Key]
 			setReservation := func(slots int32) *broker.Reservation {
-				r := reservationFor(pod, map[string]int32{"paris": slots})
+				r := demandtest.ReservationFor(pod, map[string]int32{"paris": slots})
 				r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
 				expect.NoError(t, c.Reservations.cache.Update(r))
 				return r
@@ -91,13 +66,13 @@ func TestRequestedLater(t *testing.T) {
 			now.Step(waiting.LookPeriod / 2)
 			setReservation(tc.slots)
 			for _, name := range tc.gone {
-				bound := jobPod("crunch", name, "1")
+				bound := demandtest.JobPod("crunch", name, "1")
 				bound.Spec.NodeName = broker.VirtualNodeName("paris")
 				expect.NoError(t, pods.Update(bound))
 				c.Queue.Remove(bound.UID)
 			}
 			c.sync()
-			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.first) {
+			if got := recorded.Of(reasonRequested); !maps.Equal(got, tc.first) {
 				t.Errorf("events at first: %v, want %v", got, tc.first)
 			}
 			if tc.deleted {
@@ -108,7 +83,7 @@ func TestRequestedLater(t *testing.T) {
 				c.sync()
 				setReservation(tc.slots)
 			}
-			if got := recorded.of(reasonRequested); !maps.Equal(got, tc.then) {
+			if got := recorded.Of(reasonRequested); !maps.Equal(got, tc.then) {
 				t.Errorf("events then: %v, want %v, because %s", got, tc.then, tc.reason)
 			}
 		})
@@ -119,7 +94,7 @@ func TestRequestedLater(t *testing.T) {
 // hour, once its namespace has opted in and this replica leads, in whatever order it learns that.
 func TestNotSteeredOnce(t *testing.T) {
 	early := func(change ...func(*corev1.Pod)) *corev1.Pod {
-		pod := jobPod("crunch", "early", "1")
+		pod := demandtest.JobPod("crunch", "early", "1")
 		pod.Spec.SchedulerName = corev1.DefaultSchedulerName
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 		for _, c := range change {
@@ -152,7 +127,7 @@ func TestNotSteeredOnce(t *testing.T) {
 		"a pod that is deleted before that":     {{optIn, nil, 0}, {add, early(), 0}, {remove, early(), 0}, {lead, nil, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods, recorded := newIndexer(), eventCounts{}
+			pods, recorded := demandtest.NewIndexer(), demandtest.EventCounts{}
 			c, now := testController(t, pods)
 			leads := false
 			c.Namespaces, c.Recorder, c.Active = namespacesWith(broker.OverflowDisabled), recorded, func() bool { return leads }
@@ -174,7 +149,7 @@ func TestNotSteeredOnce(t *testing.T) {
 				}
 				now.Step(waiting.LookPeriod)
 				c.sync()
-				if got := recorded.of("OverflowNotPossible")["early"]; got != s.want {
+				if got := recorded.Of("OverflowNotPossible")["early"]; got != s.want {
 					t.Errorf("step %d (%s): %d events, want %d", i+1, s.do, got, s.want)
 				}
 			}
@@ -190,7 +165,7 @@ func TestNotSteeredOnce(t *testing.T) {
 // TestRequestedOfGrowth: when pods arrive later, one that has no event yet has that of their
 // request at once.
 func TestRequestedOfGrowth(t *testing.T) {
-	pods, recorded := newIndexer(), eventCounts{}
+	pods, recorded := demandtest.NewIndexer(), demandtest.EventCounts{}
 	c, now := testController(t, pods)
 	c.Recorder = recorded
 	for i, want := range []map[string]int{
@@ -199,17 +174,17 @@ func TestRequestedOfGrowth(t *testing.T) {
 		{"crunch-0": 1, "crunch-1": 1, "crunch-2": 1},
 	} {
 		for j := range 2 {
-			pod := jobPod("crunch", fmt.Sprint("crunch-", 2*i+j), "1")
+			pod := demandtest.JobPod("crunch", fmt.Sprint("crunch-", 2*i+j), "1")
 			expect.NoError(t, pods.Add(pod))
 			c.fails(pod)
 		}
 		c.sync()
-		key, _ := c.Keys.Get(jobPod("crunch", "crunch-0", "1"))
+		key, _ := c.Keys.Get(demandtest.JobPod("crunch", "crunch-0", "1"))
 		request := c.writes.requests[key.Key]
-		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
+		r := demandtest.ReservationFor(demandtest.JobPod("crunch", "crunch-0", "1"), nil)
 		r.Spec.PodSets = request.PodSets
 		c.recordRequested(request, r)
-		if got := recorded.of(reasonRequested); !maps.Equal(got, want) {
+		if got := recorded.Of(reasonRequested); !maps.Equal(got, want) {
 			t.Errorf("events after request %d: %v, want %v", i+1, got, want)
 		}
 		now.Step(time.Second)
@@ -254,9 +229,9 @@ func (s sinkOfNotes) Patch(_ context.Context, e *eventsv1.Event, _ []byte) (*eve
 // TestNoTextIsLost: events of one reason with different keys are not aggregated to one, with
 // and without a Reservation. It may be the same version of it.
 func TestNoTextIsLost(t *testing.T) {
-	pod := jobPod("crunch", "crunch-0", "1")
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
 	request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: 4}}}
-	for name, r := range map[string]*broker.Reservation{"no Reservation": nil, "a Reservation": reservationFor(pod, nil)} {
+	for name, r := range map[string]*broker.Reservation{"no Reservation": nil, "a Reservation": demandtest.ReservationFor(pod, nil)} {
 		t.Run(name, func(t *testing.T) {
 			sink := sinkOfNotes{notes: make(chan string, 10)}
 			broadcaster := clientevents.NewBroadcaster(sink)
@@ -300,15 +275,15 @@ func (d *duringGet) GetByKey(key string) (obj any, exists bool, err error) {
 func TestRequestedAfterALostPlace(t *testing.T) {
 	for reads := range 5 {
 		t.Run(fmt.Sprint("after ", reads, " reads of the pod"), func(t *testing.T) {
-			pod, recorded := jobPod("crunch", "crunch-0", "1"), eventCounts{}
-			pods := &duringGet{Indexer: newIndexer(pod)}
+			pod, recorded := demandtest.JobPod("crunch", "crunch-0", "1"), demandtest.EventCounts{}
+			pods := &duringGet{Indexer: demandtest.NewIndexer(pod)}
 			c, now := testController(t, pods)
 			c.Recorder = recorded
 			c.fails(pod)
 			c.sync()
 			key, _ := c.Keys.Get(pod)
 			request := c.writes.requests[key.Key]
-			r := reservationFor(pod, nil)
+			r := demandtest.ReservationFor(pod, nil)
 			r.Name, r.Spec.PodSets = request.Key.Name(request.Owner.Name), request.PodSets
 			expect.NoError(t, c.Reservations.cache.Add(r))
 
@@ -329,7 +304,7 @@ func TestRequestedAfterALostPlace(t *testing.T) {
 			c.Placements.Forget(pod.UID)
 			now.Step(waiting.LookPeriod)
 			c.look()
-			if got, want := recorded.of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
+			if got, want := recorded.Of(reasonRequested), map[string]int{"crunch-0": 1}; !maps.Equal(got, want) {
 				t.Errorf("events %v, want %v", got, want)
 			}
 		})
@@ -382,9 +357,9 @@ func TestWaitsForGrant(t *testing.T) {
 		"more of it is refused":    {refused: true},
 		"more of it is over a cap": {refused: true, but: 100, want: true},
 	} {
-		c, _ := testController(t, newIndexer())
-		pod := jobPod("crunch", "crunch-0", "1")
-		r := reservationFor(pod, map[string]int32{"paris": tc.slots})
+		c, _ := testController(t, demandtest.NewIndexer())
+		pod := demandtest.JobPod("crunch", "crunch-0", "1")
+		r := demandtest.ReservationFor(pod, map[string]int32{"paris": tc.slots})
 		if tc.change != nil {
 			tc.change(r)
 		}
@@ -399,16 +374,16 @@ func TestWaitsForGrant(t *testing.T) {
 // TestLateEvents: what changes each second is an event of a pod once a minute, and the last of it
 // is one although nothing else happens; it is repeated after an hour.
 func TestLateEvents(t *testing.T) {
-	pods, recorded := newIndexer(), eventCounts{}
+	pods, recorded := demandtest.NewIndexer(), demandtest.EventCounts{}
 	c, now := testController(t, pods)
 	c.Recorder = recorded
-	pod := jobPod("crunch", "crunch-0", "1")
+	pod := demandtest.JobPod("crunch", "crunch-0", "1")
 	expect.NoError(t, pods.Add(pod))
 	c.fails(pod)
 	c.sync()
 	key, _ := c.Keys.Get(pod)
 	queue := func(reason string) {
-		r := reservationFor(pod, nil)
+		r := demandtest.ReservationFor(pod, nil)
 		r.Status.Conditions = []metav1.Condition{{Type: broker.ConditionQueued, Status: metav1.ConditionTrue}}
 		r.Status.Decision = &broker.Decision{Rejections: []broker.ClusterRejection{{Cluster: "paris", Reason: reason}}}
 		expect.NoError(t, c.Reservations.cache.Update(r))
@@ -416,7 +391,7 @@ func TestLateEvents(t *testing.T) {
 	}
 	expectEvents := func(when string, want int) {
 		t.Helper()
-		if got := recorded.of("OverflowQueued")[pod.Name]; got != want {
+		if got := recorded.Of("OverflowQueued")[pod.Name]; got != want {
 			t.Errorf("%s: %d events, want %d", when, got, want)
 		}
 	}

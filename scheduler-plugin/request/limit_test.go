@@ -23,6 +23,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
@@ -41,7 +42,7 @@ type limitedShop struct {
 }
 
 func newLimitedShop(t *testing.T, cpu int) *limitedShop {
-	s := &limitedShop{pods: newIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, Indexers())}
+	s := &limitedShop{pods: demandtest.NewIndexer(), stored: cache.NewIndexer(cache.MetaNamespaceKeyFunc, Indexers())}
 	s.c, s.now = testController(t, s.pods)
 	for _, cluster := range []string{"paris", "oslo"} {
 		s.c.Placements.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(cluster), Labels: map[string]string{broker.LabelProvider: cluster}}})
@@ -106,7 +107,7 @@ func (s *limitedShop) store(r *broker.Reservation) {
 
 // of returns the Reservation of an owner, or nil.
 func (s *limitedShop) of(owner string) *broker.Reservation {
-	key, _ := s.c.Keys.Get(jobPod(owner, "any of "+owner, "1"))
+	key, _ := s.c.Keys.Get(demandtest.JobPod(owner, "any of "+owner, "1"))
 	r, _ := s.get(key.Key.Name(owner))
 	return r
 }
@@ -126,7 +127,7 @@ func (s *limitedShop) requested(owners ...string) (counts []int32) {
 // pending adds pods of an owner that do not fit.
 func (s *limitedShop) pending(owner string, n int) {
 	for range n {
-		pod := jobPod(owner, fmt.Sprint(owner, "-", s.made), "1")
+		pod := demandtest.JobPod(owner, fmt.Sprint(owner, "-", s.made), "1")
 		s.made++
 		_ = s.pods.Add(pod)
 		s.c.fails(pod)
@@ -233,7 +234,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	s.expectRequested(t, "b has come", 8, 2)
 	s.pending("a", 4)
 	s.expectRequested(t, "a wants more", 8, 2)
-	key, _ := s.c.Keys.Get(jobPod("a", "any of a", "1"))
+	key, _ := s.c.Keys.Get(demandtest.JobPod("a", "any of a", "1"))
 	if pods, unasked := s.c.Grants.UnaskedBut(key.Key); pods != 8 || !unasked {
 		t.Errorf("capacity counts as requested for %d pods of a, limited: %t, want 8", pods, unasked)
 	}
@@ -365,7 +366,7 @@ func TestDeletedWhileUsed(t *testing.T) {
 			}
 			s.pending("a", 1)
 			s.run(5 * time.Second)
-			key, _ := s.c.Keys.Get(jobPod("a", "any of a", "1"))
+			key, _ := s.c.Keys.Get(demandtest.JobPod("a", "any of a", "1"))
 			if s.c.Grants.IsUnasked(key.Key) != tc.event {
 				t.Errorf("unasked: %t, want %t", !tc.event, tc.event)
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
@@ -90,12 +91,12 @@ func TestWriteIsRefused(t *testing.T) {
 		"no answer for a while":                               {answer: func(int) apierrors.APIStatus { return nil }, accepts: 5 * time.Minute, events: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods := newIndexer()
+			pods := demandtest.NewIndexer()
 			c, now := testController(t, pods)
 			began := now.Now()
 			var mu sync.Mutex
 			var during []bool
-			pod := jobPod("crunch", "crunch-0", "1")
+			pod := demandtest.JobPod("crunch", "crunch-0", "1")
 			expect.NoError(t, pods.Add(pod))
 			key, _ := c.Keys.KeyOf(pod)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -121,7 +122,7 @@ func TestWriteIsRefused(t *testing.T) {
 			expect.NoError(t, err)
 			recorded := &notes{reason: "OverflowFailed"}
 			c.Recorder, c.Policies, c.Synced = recorded, newPolicies(), func() bool { return true }
-			c.Reservations = NewReservations(client, newIndexer(), now)
+			c.Reservations = NewReservations(client, demandtest.NewIndexer(), now)
 			c.Pending.Add(pod.UID, waiting.NameOf(pod), began)
 			of, _ := c.Keys.Get(pod)
 			set := of.Set
@@ -170,7 +171,7 @@ func TestWriteIsRefused(t *testing.T) {
 
 // TestRefusalsOfGonePods: what was refused for pods that are gone is not kept.
 func TestRefusalsOfGonePods(t *testing.T) {
-	c, now := testController(t, newIndexer())
+	c, now := testController(t, demandtest.NewIndexer())
 	refuse := func(name string) string {
 		key := demand.Key{Namespace: "shop", Shape: name}
 		if after := c.refused(demand.Request{Key: key}, refusedWrite, errors.New("exceeded quota")); after != retryAfter {

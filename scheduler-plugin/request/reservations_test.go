@@ -10,13 +10,14 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 )
 
 // TestOwnWrites: what was written counts, alone and among all of its namespace, until the cache
 // shows that version, a later one, or that it was deleted, and for some time at most.
 func TestOwnWrites(t *testing.T) {
 	version := func(v string) *broker.Reservation {
-		r := reservationFor(jobPod("crunch", "crunch-0", "1"), nil)
+		r := demandtest.ReservationFor(demandtest.JobPod("crunch", "crunch-0", "1"), nil)
 		r.ResourceVersion = v
 		return r
 	}

@@ -19,6 +19,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 )
 
 // heldWrites is an API server that answers each write with what it was sent: for namespace
@@ -58,12 +59,12 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 	api := &heldWrites{arrived: make(chan string, limited+1), answer: make(chan struct{})}
 	client, err := NewClient(&rest.Config{Host: "http://none", Transport: api})
 	expect.NoError(t, err)
-	c, _ := testController(t, newIndexer())
-	c.Reservations = NewReservations(client, newIndexer(), c.Clock)
+	c, _ := testController(t, demandtest.NewIndexer())
+	c.Reservations = NewReservations(client, demandtest.NewIndexer(), c.Clock)
 	named := func(name, limited string) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled, "limited": limited}}}
 	}
-	c.Namespaces = corelisters.NewNamespaceLister(newIndexer(named("shop", "true"), named("bank", "false")))
+	c.Namespaces = corelisters.NewNamespaceLister(demandtest.NewIndexer(named("shop", "true"), named("bank", "false")))
 	limit := broker.FromList(expect.Resources("cpu", "100"))
 	c.Policies = newPolicies(&broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "limit"}, Spec: broker.OverflowPolicySpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"limited": "true"}}, MaxResources: &limit}})
@@ -71,7 +72,7 @@ func TestLimitedNamespaceHoldsNoWriters(t *testing.T) {
 		go c.write(t.Context())
 	}
 	request := func(namespace, job string) {
-		pod := jobPod(job, job, "1")
+		pod := demandtest.JobPod(job, job, "1")
 		pod.Namespace = namespace
 		key, _ := c.Keys.Get(pod)
 		set := key.Set
@@ -121,13 +122,13 @@ func TestWritesWaitForNoOther(t *testing.T) {
 	defer close(answer)
 	client, err := NewClient(&rest.Config{Host: server.URL})
 	expect.NoError(t, err)
-	c, _ := testController(t, newIndexer())
-	c.Reservations, c.Active = NewReservations(client, newIndexer(), c.Clock), func() bool { return false }
+	c, _ := testController(t, demandtest.NewIndexer())
+	c.Reservations, c.Active = NewReservations(client, demandtest.NewIndexer(), c.Clock), func() bool { return false }
 	for range writers {
 		go c.write(t.Context())
 	}
 	for _, job := range []string{"slow", "other"} {
-		key, _ := c.Keys.Get(jobPod(job, job, "1"))
+		key, _ := c.Keys.Get(demandtest.JobPod(job, job, "1"))
 		set := key.Set
 		set.Count = 1
 		c.writes.add(c.slotOf(key.Key), demand.Request{Key: key.Key, Owner: key.Owner, PodSets: []broker.PodSet{set}})

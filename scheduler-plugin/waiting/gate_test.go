@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
@@ -32,7 +33,7 @@ func TestGateOpensForPlaces(t *testing.T) {
 	key := demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	pods := map[string]*corev1.Pod{}
 	for i, priority := range []int32{0, 0, 10} {
-		pod := jobPod("crunch", fmt.Sprint("p", i), "1")
+		pod := demandtest.JobPod("crunch", fmt.Sprint("p", i), "1")
 		pod.CreationTimestamp = metav1.NewTime(time.Unix(int64(1000-i), 0))
 		pod.Spec.Priority = ptr.To(priority)
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
@@ -105,7 +106,7 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 		})
 	}
 	for i := range rooms {
-		g.Close(jobPod("crunch", fmt.Sprint("p", i), "1"), key, now.Now(), time.Time{})
+		g.Close(demandtest.JobPod("crunch", fmt.Sprint("p", i), "1"), key, now.Now(), time.Time{})
 	}
 	uid := map[string]types.UID{}
 	for _, pod := range g.OpenForRoom(rooms) {
@@ -135,7 +136,7 @@ func TestGateAfterALostPlace(t *testing.T) {
 	g, key, other := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "gang-x", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "shared", Shape: "s"}
 	home := nodeWith("").Node()
 	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
-	member, younger := jobPod("gang", "member", "1"), jobPod("crunch", "younger", "1")
+	member, younger := demandtest.JobPod("gang", "member", "1"), demandtest.JobPod("crunch", "younger", "1")
 	member.CreationTimestamp, younger.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	member.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	g.Retry(member, key, now.Now())
@@ -173,7 +174,7 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
 	home := nodeWith("").Node()
 	home.Status.Allocatable = expect.Resources("cpu", "4", "pods", "10")
-	pod := jobPod("crunch", "p0", "1")
+	pod := demandtest.JobPod("crunch", "p0", "1")
 	woken := func(after time.Duration) bool {
 		now.SetTime(now.Now().Add(after))
 		return len(g.due()) > 0
@@ -212,7 +213,7 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 func TestGateWakesAgain(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
 	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
-	g.Close(jobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
+	g.Close(demandtest.JobPod("crunch", "p0", "1"), key, now.Now(), now.Now().Add(time.Hour))
 	if len(g.openDecided(key, 0, nil)) != 1 {
 		t.Fatal("a decision does not wake the pod")
 	}
@@ -236,7 +237,7 @@ func TestGateWakesAgain(t *testing.T) {
 // again once it is known.
 func TestGateOpensForAKnownOwner(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
-	g, pod := NewGate(now), jobPod("crunch", "crunch-0", "1")
+	g, pod := NewGate(now), demandtest.JobPod("crunch", "crunch-0", "1")
 	key := demand.Key{Namespace: pod.Namespace, OwnerUID: "crunch", Shape: "1"}
 	if g.Resolve(pod, key) {
 		t.Error("a pod that does not wait was woken")
@@ -264,7 +265,7 @@ func TestGateOpensForAKnownOwner(t *testing.T) {
 func TestGateKnowsTheLatestSpec(t *testing.T) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
 	g, key := NewGate(now), demand.Key{Namespace: "shop", OwnerUID: "crunch", Shape: "s"}
-	former := jobPod("crunch", "p0", "1")
+	former := demandtest.JobPod("crunch", "p0", "1")
 	tolerant := former.DeepCopy()
 	tolerant.Generation++
 	g.Close(former, key, now.Now(), time.Time{})
@@ -304,15 +305,15 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 		"more important":      {of: key, priority: 1},
 		"less important":      {of: key, priority: -1, holds: true},
 		"the other is gone":   {of: key, before: func(g *Gate) { g.Drop("tried") }},
-		"it was tried itself": {of: key, before: func(g *Gate) { g.Track(jobPod("crunch", "untried", "1"), key) }},
+		"it was tried itself": {of: key, before: func(g *Gate) { g.Track(demandtest.JobPod("crunch", "untried", "1"), key) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := clocktesting.NewFakePassiveClock(time.Unix(10_000, 0))
-			g, pod := NewGate(now), jobPod("crunch", "untried", "1")
+			g, pod := NewGate(now), demandtest.JobPod("crunch", "untried", "1")
 			pod.Spec.Priority = &tc.priority
 			began := now.Now()
 			now.SetTime(began.Add(10 * time.Millisecond))
-			g.Close(jobPod("crunch", "tried", "1"), key, began, time.Time{})
+			g.Close(demandtest.JobPod("crunch", "tried", "1"), key, began, time.Time{})
 			now.SetTime(now.Now().Add(tc.after))
 			if tc.before != nil {
 				tc.before(g)
@@ -362,7 +363,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 		// due is when a pod that waits must pass and have been woken.
 		due, woken := map[types.UID]time.Time{}, map[types.UID]bool{}
 		for i := range 3 {
-			pod := jobPod("crunch", fmt.Sprint("p", i), "1")
+			pod := demandtest.JobPod("crunch", fmt.Sprint("p", i), "1")
 			pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 			pods[pod.UID], former[pod.UID] = pod, pod
 		}

@@ -11,6 +11,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
 
@@ -19,7 +20,7 @@ func crowdAtGate(pods, keys int) (*Gate, *clocktesting.FakePassiveClock) {
 	now := clocktesting.NewFakePassiveClock(time.Unix(100_000, 0))
 	g := NewGate(now)
 	for i := range pods {
-		pod := jobPod("crunch", fmt.Sprintf("p%05d", i), "1")
+		pod := demandtest.JobPod("crunch", fmt.Sprintf("p%05d", i), "1")
 		pod.CreationTimestamp = metav1.NewTime(time.Unix(int64(i), 0))
 		g.Close(pod, demand.Key{Namespace: "shop", OwnerUID: types.UID(fmt.Sprint("owner-", i%keys)), Shape: "s"}, now.Now(), time.Time{})
 	}

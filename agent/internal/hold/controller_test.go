@@ -29,6 +29,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -39,6 +40,8 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
 
 const namespace = "default"
 
@@ -472,18 +475,4 @@ func cleanup(e *env) {
 		e.reconciler.Enqueue("rome")
 		return len(e.provider.Calls("Teardown")) > 0, "not torn down"
 	})
-}
-
-func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
-	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
-}
-
-func pods(sets ...broker.PodSet) broker.HeldCapacity {
-	c := capacity.OfPodSets(sets)
-	c.PodSets = sets
-	return c
-}
-
-func total(amounts corev1.ResourceList) broker.HeldCapacity {
-	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
 }

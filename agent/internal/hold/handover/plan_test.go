@@ -11,28 +11,16 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
-	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
-}
-
-func pods(sets ...broker.PodSet) broker.HeldCapacity {
-	c := capacity.OfPodSets(sets)
-	c.PodSets = sets
-	return c
-}
-
-func total(amounts corev1.ResourceList) broker.HeldCapacity {
-	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
-}
+var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
 
 // recognizer knows guests by their namespace's label.
 var recognizer = inventory.Recognizer{

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -15,19 +16,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
-	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
-}
-
-func pods(sets ...broker.PodSet) broker.HeldCapacity {
-	c := capacity.OfPodSets(sets)
-	c.PodSets = sets
-	return c
-}
-
-func total(amounts corev1.ResourceList) broker.HeldCapacity {
-	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
-}
+var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
 
 // promises are holds, the first with label "r1", the next with "r2".
 func promises(held ...broker.HeldCapacity) (out []usage.Promise) {

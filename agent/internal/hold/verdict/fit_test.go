@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -18,19 +19,7 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-func set(name string, count int32, requests corev1.ResourceList) broker.PodSet {
-	return broker.PodSet{Name: name, Count: count, Requests: broker.FromList(requests)}
-}
-
-func pods(sets ...broker.PodSet) broker.HeldCapacity {
-	c := capacity.OfPodSets(sets)
-	c.PodSets = sets
-	return c
-}
-
-func total(amounts corev1.ResourceList) broker.HeldCapacity {
-	return broker.HeldCapacity{Totals: broker.FromList(amounts)}
-}
+var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
 
 func slot(name string, free corev1.ResourceList, change ...func(*broker.NodeClass)) capacity.Slot {
 	class := &broker.NodeClass{Name: "class-1", Labels: map[string]string{}}
