@@ -132,9 +132,9 @@ func explained(status broker.ReservationStatus) bool {
 
 func withoutFigures(status broker.ReservationStatus) broker.ReservationStatus {
 	// Whether there is any explanation is more than a figure.
-	explained := status.Decision != nil && len(status.Decision.Rejections) > 0
+	why := explained(status)
 	status.QueuePosition, status.Decision = 0, nil
-	if explained {
+	if why {
 		status.Decision = &broker.Decision{}
 	}
 	status.TargetClusterEndpoint = ""
