@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -52,13 +53,11 @@ func (o *options) flags() *flag.FlagSet {
 	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
 	}
-	namespace := os.Getenv("POD_NAMESPACE")
-	if namespace == "" {
-		namespace = broker.SystemNamespace
-	}
-	flags.StringVar(&o.Namespace, "namespace", namespace, "Namespace of the broker's objects. Defaults to $POD_NAMESPACE if set.")
+	flags.StringVar(&o.Namespace, "namespace", defaultNamespace(), "Namespace of the broker's objects. Defaults to $POD_NAMESPACE if set.")
 	flags.StringVar(&o.Listen, "listen", ":8443", "Bind address of the REST API for agents.")
 	flags.Var(&o.names, "tls-san", "DNS names and IP addresses to add to the serving certificate, which has those of the Service already. Comma-separated; can be repeated.")
+	flags.DurationVar(&o.ClientValidity, "client-certificate-duration", program.DefaultClientValidity, "How long the certificates that the broker issues to agents are valid, 10m or more. Agents renew them at two thirds of that.")
+	flags.StringVar(&o.CertPath, "tls-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program (such as cert-manager) creates and renews. If set, the broker issues no certificates: it serves with that one, and the common name of a client certificate of that CA is a cluster's ID.")
 	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
 	flags.StringVar(&o.Metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.StringVar(&o.Probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
@@ -69,6 +68,10 @@ func (o *options) flags() *flag.FlagSet {
 	flags.DurationVar(&o.CatchUp, "leader-elect-catch-up-deadline", program.DefaultCatchUp, "Time after which a new leader exits whose caches are still older than the API server's state.")
 	o.zap.BindFlags(flags)
 	return flags
+}
+
+func defaultNamespace() string {
+	return cmp.Or(os.Getenv("POD_NAMESPACE"), broker.SystemNamespace)
 }
 
 func parse(arguments []string) (options, error) {
@@ -83,10 +86,20 @@ func parse(arguments []string) (options, error) {
 	if o.transport != "http" {
 		return o, fmt.Errorf("--broker-interface=%s is not supported: use http", o.transport)
 	}
+	if o.ClientValidity < 10*time.Minute {
+		return o, fmt.Errorf("--client-certificate-duration=%s is too short: set 10m or more", o.ClientValidity)
+	}
 	return o, nil
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "invite" {
+		if err := invite(ctrl.SetupSignalHandler(), os.Args[2:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "spillway-broker invite:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	o, err := parse(os.Args[1:])
 	switch {
 	case errors.Is(err, flag.ErrHelp):

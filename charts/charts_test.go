@@ -59,7 +59,7 @@ var needed = []string{
 var everything = map[string][]string{
 	"broker": {
 		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
-		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h",
+		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
 		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "logLevel=1",
 	},
 	"agent": append(slices.Clone(needed),
@@ -212,6 +212,12 @@ func TestMistakesAreRejected(t *testing.T) {
 		"CA hash set to null":          {"agent", append(slices.Clone(needed), "broker.caHash=null"), "caHash"},
 		"a CA hash that is too short":  {"agent", append(slices.Clone(needed), "broker.caHash=sha256:00"), "/broker/caHash"},
 		"no token":                     {"agent", needed[:3], "join.token"},
+		"two certificates, broker":     {"broker", []string{"tls.existingSecret=mine", "tls.certManager.enabled=true"}, "set one of them"},
+		"a life without unit":          {"broker", []string{"tls.clientDuration=24"}, "/tls/clientDuration"},
+		"an unknown admission":         {"broker", []string{"config.joining.admission=magic"}, "/config/joining/admission"},
+		"an ID that no cluster has":    {"broker", []string{"config.joining.allowed={Rome}"}, "/config/joining/allowed"},
+		"two certificates, agent":      {"agent", append(slices.Clone(withoutJoining), "join.existingCertificate=mine", "join.certManager.enabled=true"), "set one of them"},
+		"no issuer":                    {"agent", append(slices.Clone(withoutJoining), "join.certManager.enabled=true"), "join.certManager.issuerRef.name is required"},
 		"two tokens":                   {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "set one of them"},
 		"an unknown driver":            {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
 		"unknown key in direct":        {"agent", append(slices.Clone(needed), "driver=direct", "direct.tokenTTLs=1h"), "tokenTTLs"},

@@ -29,6 +29,12 @@ import (
 // leaseName is the name of the leader election lease.
 const leaseName = "spillway-broker"
 
+// DefaultClientValidity is how long the certificate of an agent is valid.
+const DefaultClientValidity = identity.DefaultClientValidity
+
+// Invite lets a cluster join once, with the token that it returns.
+var Invite = identity.Invite
+
 // workers is the number of concurrent reconciles of each controller: a reconcile waits for the
 // API server most of its time, and those that wait for the same ledger share its write.
 const workers = 128
@@ -45,8 +51,12 @@ type Options struct {
 	// Listen, Metrics and Probes are bind addresses; "0" for none, except for Listen.
 	Listen, Metrics, Probes string
 	// Names are those in the serving certificate, besides the Service's.
-	Names       []string
-	LeaderElect bool
+	Names []string
+	// ClientValidity is how long the certificates of agents are valid. CertPath is the directory
+	// with the certificates of another authority, empty with the broker's own.
+	ClientValidity time.Duration
+	CertPath       string
+	LeaderElect    bool
 	// Lease, RenewDeadline and RetryPeriod are of the leader election, CatchUp is the
 	// deadline of a new leader's caches.
 	Lease, RenewDeadline, RetryPeriod, CatchUp time.Duration
@@ -79,7 +89,10 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the client: %w", err)
 	}
-	authority, err := identity.New(ctx, identity.Options{Client: live, Cache: mgr.GetClient(), Namespace: o.Namespace, Names: o.Names})
+	authority, err := identity.New(ctx, identity.Options{
+		Client: live, Cache: mgr.GetClient(), Namespace: o.Namespace, Names: o.Names,
+		ClientValidity: o.ClientValidity, CertPath: o.CertPath, Log: ctrl.Log.WithName("identity"),
+	})
 	if err != nil {
 		return nil, err
 	}

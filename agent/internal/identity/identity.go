@@ -4,7 +4,8 @@
 //
 // To join, the agent generates a private key and stores it in a Secret before it
 // sends the certificate request; the key never leaves the cluster. An interrupted
-// attempt, a restart or a second replica continues with the same key.
+// attempt, a restart or a second replica continues with the same key. With that key
+// it renews the certificate at two thirds of its lifetime, and needs no token any more.
 package identity
 
 import (
@@ -56,7 +57,7 @@ const (
 	// callTimeout bounds one attempt to read the identity and to join.
 	callTimeout = 30 * time.Second
 	// renewalRetryAfter is when to retry a failed renewal while the certificate is
-	// still valid.
+	// still valid, and earlier with a short one.
 	renewalRetryAfter = 10 * time.Minute
 )
 
@@ -281,14 +282,14 @@ func (k *Keeper) join(ctx context.Context) (*credentials, error) {
 		return nil, err
 	}
 	stored, reason := k.stored(secret)
-	if stored != nil && (reason == "" || k.options.Clock.Since(k.renewal) < renewalRetryAfter) {
+	if stored != nil && (reason == "" || k.options.Clock.Since(k.renewal) < min(renewalRetryAfter, lifetime(stored)/20)) {
 		return stored, nil
 	}
 	k.renewal = k.options.Clock.Now()
 	k.options.Log.V(1).Info("Joining the broker", "url", k.options.BrokerURL, "clusterID", k.options.ClusterID, "reason", reason)
 	joined, err := k.requestCertificate(ctx, secret)
 	if err != nil && stored != nil {
-		k.options.Log.Error(err, "Failed to renew the certificate, which is used until it expires; give the agent a valid join token before then",
+		k.options.Log.Error(err, "Failed to renew the certificate, which is used until it expires",
 			"notAfter", stored.pair.Leaf.NotAfter)
 		return stored, nil
 	}
@@ -312,11 +313,14 @@ func (k *Keeper) stored(secret *corev1.Secret) (stored *credentials, reason stri
 	if err != nil || (k.options.CAHash != "" && protocol.CAHash(ca) != k.options.CAHash) {
 		return nil, "the certificate is from another broker than --broker-ca-hash identifies"
 	}
-	leaf := stored.pair.Leaf
-	if due := leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 3 * 2); k.options.Clock.Now().After(due) {
+	if due := stored.pair.Leaf.NotBefore.Add(lifetime(stored) / 3 * 2); k.options.Clock.Now().After(due) {
 		return stored, "two thirds of the certificate's lifetime have passed"
 	}
 	return stored, ""
+}
+
+func lifetime(c *credentials) time.Duration {
+	return c.pair.Leaf.NotAfter.Sub(c.pair.Leaf.NotBefore)
 }
 
 // Stored returns the TLS configuration of the identity that an agent keeps in its Secret,
@@ -392,8 +396,9 @@ func (k *Keeper) requestCertificate(ctx context.Context, secret *corev1.Secret) 
 	if k.options.CAHash == "" {
 		return nil, errors.New("joining requires --broker-ca-hash (chart value broker.caHash): read it from ConfigMap spillway-broker-ca in the hub")
 	}
+	// The broker needs no token for a key that has joined.
 	token, err := os.ReadFile(k.options.TokenFile)
-	if err != nil {
+	if err != nil && len(secret.Data[fileCertificate]) == 0 {
 		return nil, fmt.Errorf("joining requires a token (chart value join.token): %w", err)
 	}
 	csr, err := certificateRequest(secret.Data[filePrivateKey], k.options.ClusterID)

@@ -13,6 +13,9 @@ type BrokerConfigSpec struct {
 	// quotas limit what one cluster uses of the broker.
 	// +optional
 	Quotas *Quotas `json:"quotas,omitempty"`
+	// joining decides which clusters may use the broker.
+	// +optional
+	Joining *Joining `json:"joining,omitempty"`
 	// staleAfter is the time since a cluster's last advertisement after which the
 	// cluster is inactive.
 	// +optional
@@ -62,6 +65,34 @@ type BrokerConfigSpec struct {
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="keepFreeFor must be a duration of 0s or more, such as 30m; a day is 24h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
+
+// Joining decides which clusters may use the broker. It concerns those that join, and renew their
+// certificates; spec.approval of a ClusterRegistration ends the access of one that has joined.
+type Joining struct {
+	// admission of a cluster about which no operator has decided.
+	// +optional
+	// +kubebuilder:default=Automatic
+	Admission Admission `json:"admission,omitempty"`
+	// allowed are the IDs of the clusters that may join. Empty means all.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=10000
+	// +kubebuilder:validation:items:MaxLength=40
+	Allowed []string `json:"allowed,omitempty"`
+}
+
+// Admission of clusters that join.
+// +kubebuilder:validation:Enum=Automatic;Approval;Invitation
+type Admission string
+
+const (
+	// AdmissionAutomatic approves each cluster that has the shared join token.
+	AdmissionAutomatic Admission = "Automatic"
+	// AdmissionApproval lets a cluster that has the shared join token wait for spec.approval.
+	AdmissionApproval Admission = "Approval"
+	// AdmissionInvitation refuses the shared join token: a cluster needs an invitation.
+	AdmissionInvitation Admission = "Invitation"
+)
 
 // Queueing is how the queue protects large requests from small ones.
 // +kubebuilder:validation:Enum=Conservative;None

@@ -12,12 +12,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/identity"
 )
 
 // ReconcileRegistration forgets a cluster whose ClusterRegistration is deleted: what it
 // has asked for ends, and what it has promised to others is theirs no more. The
-// registration's finalizer keeps it until that is done. Every step is repeatable. What is
-// there of a cluster without a registration ends, whenever it was created.
+// registration's finalizer keeps it until that is done. The same ends when an operator revokes the
+// cluster, and the registration stays. Every step is repeatable. What is there of a cluster
+// without a registration, or of a revoked one, ends, whenever it was created.
 func (c *Clusters) ReconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
 	var registration broker.ClusterRegistration
 	if err := c.hub.Client.Get(ctx, c.hub.Key(name), &registration); apierrors.IsNotFound(err) {
@@ -27,14 +29,14 @@ func (c *Clusters) ReconcileRegistration(ctx context.Context, name string) (ctrl
 		return ctrl.Result{}, err
 	}
 	if registration.DeletionTimestamp.IsZero() {
-		if !controllerutil.AddFinalizer(&registration, broker.FinalizerCluster) {
-			c.conflicts.Forget("registration/" + name)
+		if controllerutil.AddFinalizer(&registration, broker.FinalizerCluster) {
+			if err := c.hub.Client.Update(ctx, &registration); err != nil {
+				return c.conflicts.Requeue(ctx, "registration/"+name, fmt.Errorf("adding the finalizer: %w", err))
+			}
 			return ctrl.Result{}, nil
 		}
-		if err := c.hub.Client.Update(ctx, &registration); err != nil {
-			return c.conflicts.Requeue(ctx, "registration/"+name, fmt.Errorf("adding the finalizer: %w", err))
-		}
-		return ctrl.Result{}, nil
+		c.conflicts.Forget("registration/" + name)
+		return c.decided(ctx, &registration)
 	}
 	if !controllerutil.ContainsFinalizer(&registration, broker.FinalizerCluster) {
 		return ctrl.Result{}, nil
@@ -45,6 +47,44 @@ func (c *Clusters) ReconcileRegistration(ctx context.Context, name string) (ctrl
 	controllerutil.RemoveFinalizer(&registration, broker.FinalizerCluster)
 	if err := c.hub.Client.Update(ctx, &registration); err != nil {
 		return c.conflicts.Requeue(ctx, "registration/"+name, fmt.Errorf("removing the finalizer: %w", err))
+	}
+	return ctrl.Result{}, nil
+}
+
+// decided carries out what an operator has decided about a cluster, and deletes an invitation that
+// was not used.
+func (c *Clusters) decided(ctx context.Context, registration *broker.ClusterRegistration) (ctrl.Result, error) {
+	config, err := c.hub.Settings(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	phase := identity.Phase(registration, config.Admission)
+	revoked := phase == broker.RegistrationRevoked
+	switch {
+	case registration.Status.Phase == "" && !revoked:
+		// The cluster has not joined yet.
+		invitation := registration.Spec.Invitation
+		if invitation == nil || registration.Spec.Approval != "" {
+			return ctrl.Result{}, nil
+		}
+		if left := invitation.Expires.Sub(c.Clock.Now()); left > 0 {
+			return ctrl.Result{RequeueAfter: left}, nil
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(c.hub.Client.Delete(ctx, registration, client.Preconditions{ResourceVersion: ptr.To(registration.ResourceVersion)}))
+	case registration.Status.Phase != phase:
+		if revoked {
+			if err := c.endCluster(ctx, registration.Spec.ClusterID); err != nil {
+				return ctrl.Result{}, err
+			}
+		}
+		registration.Status.Phase = phase
+		if err := c.hub.Client.Status().Update(ctx, registration); err != nil {
+			return c.conflicts.Requeue(ctx, "registration/"+registration.Name, fmt.Errorf("writing the phase: %w", err))
+		}
+		log.FromContext(ctx).WithName("audit").Info("Carried out the decision about a cluster", "cluster", registration.Spec.ClusterID, "phase", phase)
+		return ctrl.Result{}, nil
+	case revoked:
+		return ctrl.Result{}, c.endUnregistered(ctx, registration.Name)
 	}
 	return ctrl.Result{}, nil
 }
@@ -75,8 +115,8 @@ func (c *Clusters) endCluster(ctx context.Context, cluster string) error {
 	return nil
 }
 
-// endUnregistered deletes what a cluster without a registration has created through the REST
-// interface: its calls were accepted before it was forgotten, and their writes came later.
+// endUnregistered deletes what a cluster without a registration, or a revoked one, has created
+// through the REST interface: its calls were accepted before that, and their writes came later.
 // What was created in the hub by hand stays, since its cluster may be about to join.
 func (c *Clusters) endUnregistered(ctx context.Context, cluster string) error {
 	var list broker.ReservationList
@@ -100,9 +140,10 @@ func (c *Clusters) endUnregistered(ctx context.Context, cluster string) error {
 		return nil
 	}
 	// After the objects: those of a cluster that joins later are not among them.
-	if err := c.hub.Live.Get(ctx, c.hub.Key(cluster), &broker.ClusterRegistration{}); err == nil {
+	registration := &broker.ClusterRegistration{}
+	if err := c.hub.Live.Get(ctx, c.hub.Key(cluster), registration); err == nil && registration.Spec.Approval != broker.ApprovalRevoked {
 		return nil
-	} else if !apierrors.IsNotFound(err) {
+	} else if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading the registration of %s: %w", cluster, err)
 	}
 	for _, object := range objects {

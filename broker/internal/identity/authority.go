@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -18,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,11 +44,14 @@ const (
 	serviceName = "spillway-broker"
 
 	caValidity      = 10 * 365 * 24 * time.Hour
-	clientValidity  = 365 * 24 * time.Hour
 	servingValidity = 90 * 24 * time.Hour
 	// backdate is for clusters whose clock is behind.
 	backdate = 5 * time.Minute
 )
+
+// DefaultClientValidity is how long the certificate of an agent is valid. It is renewed at two
+// thirds of that.
+const DefaultClientValidity = 24 * time.Hour
 
 // Options of an Authority.
 type Options struct {
@@ -60,15 +65,26 @@ type Options struct {
 	Namespace string
 	// Names are additional DNS names and IP addresses of the broker.
 	Names []string
+	// ClientValidity is how long the certificates of agents are valid; defaults to
+	// DefaultClientValidity.
+	ClientValidity time.Duration
+	// CertPath is a directory with tls.crt, tls.key and ca.crt, which another program creates and
+	// renews. If it is set, the broker issues no certificates: it serves with that one, and the
+	// common name of a client certificate of that CA is a cluster's ID.
+	CertPath string
 	// Clock defaults to the real one.
 	Clock clock.PassiveClock
+	Log   logr.Logger
 }
 
-// Authority is the hub's certificate authority.
+// Authority is the hub's certificate authority, or knows another one by its files.
 type Authority struct {
 	Options
+	// ca and key are the own authority's.
 	ca  *x509.Certificate
 	key crypto.Signer
+	// files are those of another authority; nil with the own one.
+	files *files
 
 	misses     misses
 	admissions admissions
@@ -79,12 +95,18 @@ type Authority struct {
 
 // New loads the authority and the join token from their Secrets, creates them on first
 // start, and publishes the authority's certificate. Concurrent replicas use the same
-// ones, because only one of them can create a Secret.
+// ones, because only one of them can create a Secret. With Options.CertPath it reads that
+// directory instead.
 func New(ctx context.Context, options Options) (*Authority, error) {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
+	options.ClientValidity = cmp.Or(options.ClientValidity, DefaultClientValidity)
 	a := &Authority{Options: options}
+	if options.CertPath != "" {
+		a.files = &files{dir: options.CertPath, clock: options.Clock, log: options.Log}
+		return a, a.files.load()
+	}
 	if err := a.ensureCA(ctx); err != nil {
 		return nil, fmt.Errorf("setting up the certificate authority in Secret %s: %w", CAName, err)
 	}
@@ -101,8 +123,14 @@ func New(ctx context.Context, options Options) (*Authority, error) {
 	return a, nil
 }
 
-// CAHash identifies the authority, see protocol.CAHash.
-func (a *Authority) CAHash() string { return protocol.CAHash(a.ca) }
+// CAHash identifies the authority, see protocol.CAHash; empty if the agents of this broker do not
+// join.
+func (a *Authority) CAHash() string {
+	if a.files != nil {
+		return ""
+	}
+	return protocol.CAHash(a.ca)
+}
 
 // CAPEM is the authority's certificate in PEM.
 func (a *Authority) CAPEM() []byte { return certificatePEM(a.ca.Raw) }
@@ -110,6 +138,9 @@ func (a *Authority) CAPEM() []byte { return certificatePEM(a.ca.Raw) }
 // TLSConfig is the configuration of the broker's listener. A client certificate is
 // optional, but must be issued by the authority.
 func (a *Authority) TLSConfig() *tls.Config {
+	if a.files != nil {
+		return a.files.tlsConfig()
+	}
 	clients := x509.NewCertPool()
 	clients.AddCert(a.ca)
 	return &tls.Config{
@@ -205,16 +236,21 @@ func newCA(now time.Time) (certPEM, keyPEM []byte, err error) {
 
 func (a *Authority) ensureToken(ctx context.Context) error {
 	secret, err := a.ensureSecret(ctx, TokenName, func() (corev1.SecretType, map[string][]byte, error) {
-		random := make([]byte, 32)
-		if _, err := rand.Read(random); err != nil {
-			return "", nil, fmt.Errorf("generating a token: %w", err)
-		}
-		return corev1.SecretTypeOpaque, map[string][]byte{TokenKey: []byte(base64.RawURLEncoding.EncodeToString(random))}, nil
+		token, err := newToken()
+		return corev1.SecretTypeOpaque, map[string][]byte{TokenKey: []byte(token)}, err
 	})
 	if err == nil && len(secret.Data[TokenKey]) < minToken {
 		return fmt.Errorf("key %q must have at least %d characters: set a random one, or delete the Secret and restart the broker to generate one", TokenKey, minToken)
 	}
 	return err
+}
+
+func newToken() (string, error) {
+	random := make([]byte, 32)
+	if _, err := rand.Read(random); err != nil {
+		return "", fmt.Errorf("generating a token: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(random), nil
 }
 
 // publish writes the ConfigMap with the values for the agent chart.

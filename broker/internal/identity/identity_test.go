@@ -46,6 +46,9 @@ func TestAuthority(t *testing.T) {
 	t.Run("one of many concurrent keys joins", f.testConcurrentKeys)
 	t.Run("an unknown cluster costs one read", f.testMisses)
 	t.Run("the number of clusters is limited", f.testClusterQuota)
+	t.Run("operators decide about clusters", f.testAdmission)
+	t.Run("an invitation is for one key", f.testInvitation)
+	t.Run("certificates of another authority", f.testFiles)
 	t.Run("a changed token applies at once", f.testChangedToken)
 	t.Run("an empty token admits no cluster", f.testEmptyToken)
 }
@@ -206,9 +209,17 @@ func (f *fixture) testClientCertificate(t *testing.T) {
 	if err != nil || id != "greedy" {
 		t.Fatalf("got %q, %v", id, err)
 	}
+	if validity := leaf.NotAfter.Sub(f.now).Round(time.Minute); validity != DefaultClientValidity {
+		t.Errorf("the certificate is valid for %s", validity)
+	}
 	f.clock.SetTime(leaf.NotAfter.Add(time.Second))
 	_, err = f.Authenticate(t.Context(), state)
 	expectRefusal(t, err, protocol.CodeUnauthorized, "expired")
+	// The key is enough for another one, also now.
+	_, err = f.Join(t.Context(), protocol.JoinRequest{ClusterID: "greedy", CSR: newCSR(t, key, named("greedy"))})
+	expect.NoError(t, err)
+	_, err = f.Join(t.Context(), protocol.JoinRequest{ClusterID: "greedy", CSR: newCSR(t, newKey(t), named("greedy"))})
+	expectRefusal(t, err, protocol.CodeUnauthorized, TokenName)
 	f.clock.SetTime(f.now)
 	registration := &broker.ClusterRegistration{}
 	expect.NoError(t, f.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "greedy"}, registration))
@@ -325,7 +336,7 @@ func FuzzCertificates(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if id, err := certifiedID(leaf); err == nil && !protocol.ValidClusterID(id) {
+		if id, err := certifiedID(leaf, true); err == nil && !protocol.ValidClusterID(id) {
 			t.Fatalf("a certificate is of cluster %q", id)
 		}
 	})

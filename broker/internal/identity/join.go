@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -13,15 +14,14 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -40,16 +40,23 @@ func refuse(code, format string, args ...any) *protocol.Error {
 }
 
 // Join issues a certificate to a cluster. The first key that joins with a cluster ID owns
-// the ID, and may join again at any time. Refusals are or wrap *protocol.Error.
+// the ID, and may join again at any time without a token. Refusals are or wrap *protocol.Error.
 func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (protocol.JoinResponse, error) {
-	if err := a.checkToken(ctx, request.Token); err != nil {
-		return protocol.JoinResponse{}, err
+	if a.files != nil {
+		return protocol.JoinResponse{}, refuse(protocol.CodeInvalid, "this broker issues no certificates (--tls-cert-path): give the agent one of the same authority (--broker-cert-path)")
 	}
 	csr, err := parseCSR(request.ClusterID, request.CSR)
 	if err != nil {
+		// Who has no token does not learn more.
+		if refusal := a.checkToken(ctx, request.Token); refusal != nil {
+			err = refusal
+		}
 		return protocol.JoinResponse{}, err
 	}
-	registration, err := a.claim(ctx, request.ClusterID, protocol.KeyFingerprint(csr.RawSubjectPublicKeyInfo))
+	key := protocol.KeyFingerprint(csr.RawSubjectPublicKeyInfo)
+	registration, err := a.claim(ctx, request.ClusterID, key, func(registration *broker.ClusterRegistration) (bool, error) {
+		return a.authorizeJoin(ctx, registration, key, request.Token)
+	})
 	if err != nil {
 		return protocol.JoinResponse{}, err
 	}
@@ -57,7 +64,7 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 	leaf, err := a.sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: request.ClusterID},
 		URIs:        []*url.URL{clusterURI(request.ClusterID)},
-		NotAfter:    a.Clock.Now().Add(clientValidity),
+		NotAfter:    a.Clock.Now().Add(a.ClientValidity),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, csr.PublicKey)
 	if err != nil {
@@ -120,45 +127,6 @@ func parseCSR(clusterID, text string) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
-// claim binds a cluster ID to a key, unless it is bound to another one. Of concurrent
-// keys only one can write the registration's status.
-func (a *Authority) claim(ctx context.Context, clusterID, fingerprint string) (*broker.ClusterRegistration, error) {
-	var registration *broker.ClusterRegistration
-	retriable := func(err error) bool {
-		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-	}
-	err := retry.OnError(retry.DefaultRetry, retriable, func() error {
-		registration = &broker.ClusterRegistration{}
-		err := a.Client.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
-		if apierrors.IsNotFound(err) {
-			registration = &broker.ClusterRegistration{ObjectMeta: a.meta(clusterID), Spec: broker.ClusterRegistrationSpec{ClusterID: clusterID}}
-			err = a.createRegistration(ctx, registration)
-		}
-		switch {
-		case err != nil:
-			return err
-		case !registration.DeletionTimestamp.IsZero():
-			return refuse(protocol.CodeUnavailable, "the broker is forgetting an earlier cluster %s: join again", clusterID)
-		case registration.Spec.ClusterID != clusterID:
-			return refuse(protocol.CodeConflict, "ClusterRegistration %s/%s is for cluster %s: delete it in the hub", a.Namespace, clusterID, registration.Spec.ClusterID)
-		case registration.Status.KeyFingerprint == fingerprint:
-			return nil
-		case registration.Status.KeyFingerprint != "":
-			return refuse(protocol.CodeConflict, "another key has joined with cluster ID %s: choose another cluster ID or, if that key is lost, run kubectl -n %s delete clusterregistration %s in the hub", clusterID, a.Namespace, clusterID)
-		}
-		registration.Status.KeyFingerprint = fingerprint
-		registration.Status.Phase = broker.RegistrationApproved
-		return a.Client.Status().Update(ctx, registration)
-	})
-	switch {
-	case retriable(err):
-		return nil, refuse(protocol.CodeUnavailable, "the registration of %s was changed at the same time (%v): join again", clusterID, err)
-	case err != nil:
-		return nil, fmt.Errorf("registering %s: %w", clusterID, err)
-	}
-	return registration, nil
-}
-
 // recordCertificate records the newest certificate in the registration's status, for
 // information only. Of concurrent joins with one key the later write remains.
 func (a *Authority) recordCertificate(ctx context.Context, registration *broker.ClusterRegistration, leaf *x509.Certificate) error {
@@ -181,7 +149,7 @@ func (a *Authority) Certified(_ context.Context, state *tls.ConnectionState) (cl
 		return "", "", refuse(protocol.CodeUnauthorized, "a client certificate is required: join with %s to get one", protocol.PathJoin)
 	}
 	leaf := state.PeerCertificates[0]
-	clusterID, err = certifiedID(leaf)
+	clusterID, err = certifiedID(leaf, a.files == nil)
 	if err != nil {
 		return "", "", err
 	}
@@ -193,56 +161,61 @@ func (a *Authority) Certified(_ context.Context, state *tls.ConnectionState) (cl
 }
 
 // Authenticate returns the cluster ID in the client certificate of a connection, if the
-// cluster is registered with the certificate's key. Refusals are *protocol.Error.
+// cluster may use the broker: with the key of its registration or, if another authority has
+// issued the certificate, with any. Refusals are *protocol.Error.
 func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState) (string, error) {
-	clusterID, fingerprint, err := a.Certified(ctx, state)
+	clusterID, key, err := a.Certified(ctx, state)
+	if err == nil {
+		err = a.admitted(ctx, clusterID, key)
+	}
 	if err != nil {
 		return "", err
-	}
-	known, err := a.registered(ctx, clusterID, fingerprint)
-	if err != nil {
-		return "", err
-	}
-	if !known {
-		return "", refuse(protocol.CodeUnauthorized, "cluster %s is not registered with this key: join again", clusterID)
 	}
 	return clusterID, nil
 }
 
-// certifiedID is the cluster ID in a certificate of this authority.
-func certifiedID(leaf *x509.Certificate) (string, error) {
+// admitted returns nil if a cluster may use the broker with a key. A registration that does not
+// admit it in the cache is read live, because the cluster may have joined just now; if that does
+// not either, it is not read live again for missPeriod, or until the cluster joins at this replica.
+func (a *Authority) admitted(ctx context.Context, clusterID, key string) error {
+	refusal, err := a.refusal(ctx, a.Cache, clusterID, key)
+	of := miss{clusterID, key}
+	if err != nil || refusal == nil || a.misses.recent(of, a.Clock.Now()) {
+		return cmp.Or(err, refusal)
+	}
+	if a.files != nil {
+		// Its certificate is what it joins with.
+		_, err = a.claim(ctx, clusterID, "", func(*broker.ClusterRegistration) (bool, error) { return false, nil })
+	} else if refusal, err = a.refusal(ctx, a.Client, clusterID, key); err == nil {
+		err = refusal
+	}
+	var refused *protocol.Error
+	if errors.As(err, &refused) {
+		a.misses.add(of, a.Clock.Now())
+	}
+	return err
+}
+
+// certifiedID is the cluster ID in a certificate. One of this authority names it twice, so that
+// no other certificate of it counts.
+func certifiedID(leaf *x509.Certificate, own bool) (string, error) {
 	clusterID := leaf.Subject.CommonName
-	if !protocol.ValidClusterID(clusterID) || len(leaf.URIs) != 1 || leaf.URIs[0].String() != clusterURI(clusterID).String() {
-		return "", refuse(protocol.CodeUnauthorized, "the certificate is not for a cluster: join to get one")
+	if !protocol.ValidClusterID(clusterID) || own && (len(leaf.URIs) != 1 || leaf.URIs[0].String() != clusterURI(clusterID).String()) {
+		return "", refuse(protocol.CodeUnauthorized, "the certificate is not for a cluster: its common name must be a cluster ID, and the broker's own authority must have issued it by joining")
 	}
 	return clusterID, nil
 }
 
-// registered reports whether a cluster is registered with a key. A registration that does
-// not match in the cache is read live, because the cluster may have joined just now; if it
-// does not match there either, it is not read live again for missPeriod, or until the cluster
-// joins at this replica.
-func (a *Authority) registered(ctx context.Context, clusterID, key string) (bool, error) {
-	matches := func(reader client.Reader) (bool, error) {
-		registration := &broker.ClusterRegistration{}
-		err := reader.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
-		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
-		}
-		forgotten := !registration.DeletionTimestamp.IsZero()
-		return err == nil && !forgotten && registration.Spec.ClusterID == clusterID &&
-			registration.Status.Phase == broker.RegistrationApproved && registration.Status.KeyFingerprint == key, nil
+// refusal is why a registration does not let a cluster use the broker with a key; nil if it does.
+func (a *Authority) refusal(ctx context.Context, reader client.Reader, clusterID, key string) (refusal, err error) {
+	registration := &broker.ClusterRegistration{}
+	err = reader.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: clusterID}, registration)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, fmt.Errorf("reading the registration of %s: %w", clusterID, err)
+	case err != nil, !registration.DeletionTimestamp.IsZero(), registration.Spec.ClusterID != clusterID,
+		a.files == nil && registration.Status.KeyFingerprint != key:
+		return refuse(protocol.CodeUnauthorized, "cluster %s is not registered with this key: join again", clusterID), nil
 	}
-	if known, err := matches(a.Cache); known || err != nil {
-		return known, err
-	}
-	miss := miss{clusterID, key}
-	if a.misses.recent(miss, a.Clock.Now()) {
-		return false, nil
-	}
-	known, err := matches(a.Client)
-	if err == nil && !known {
-		a.misses.add(miss, a.Clock.Now())
-	}
-	return known, err
+	return refusalOf(registration), nil
 }

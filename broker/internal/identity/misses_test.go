@@ -19,15 +19,17 @@ import (
 func (f *fixture) testMisses(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(f.now)
 	counted := &countingClient{Client: f.api}
-	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock}, ca: f.ca, key: f.key}
+	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock, ClientValidity: time.Hour}, ca: f.ca, key: f.key}
 	clusterKey := newKey(t)
 	spki, err := x509.MarshalPKIXPublicKey(clusterKey.Public())
 	expect.NoError(t, err)
 	known := func() bool {
 		t.Helper()
-		known, err := a.registered(t.Context(), "madrid", protocol.KeyFingerprint(spki))
-		expect.NoError(t, err)
-		return known
+		err := a.admitted(t.Context(), "madrid", protocol.KeyFingerprint(spki))
+		if err != nil && !protocol.HasCode(err, protocol.CodeUnauthorized) {
+			t.Fatal(err)
+		}
+		return err == nil
 	}
 	for range 100 {
 		if known() {

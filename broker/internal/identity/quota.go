@@ -74,9 +74,9 @@ func (a *Authority) admit(ctx context.Context, clusterID string) error {
 
 // clusterQuota is the quota of the BrokerConfig, or the default.
 func (a *Authority) clusterQuota(ctx context.Context) (int, error) {
-	var config broker.BrokerConfig
-	if err := a.Cache.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: configName}, &config); client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("reading the quota of clusters: %w", err)
+	config, err := a.config(ctx)
+	if err != nil {
+		return 0, err
 	}
 	// Without the object, the API server has not filled in the default.
 	return int(ptr.Deref(ptr.Deref(config.Spec.Quotas, broker.Quotas{}).Clusters, defaultClusters)), nil

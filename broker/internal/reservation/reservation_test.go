@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -73,6 +74,8 @@ func TestReservations(t *testing.T) {
 		"OutdatedAdvertisement": outdatedAdvertisement,
 		"Renewal":               renewal,
 		"ForgottenCluster":      forgottenCluster,
+		"RevokedCluster":        revokedCluster,
+		"ExpiredInvitation":     expiredInvitation,
 		"UnregisteredCluster":   unregisteredCluster,
 		"Validation":            validation,
 		"Writes":                writes,
@@ -1141,8 +1144,85 @@ func renewal(e *env) {
 // Deleting a ClusterRegistration ends what the cluster has asked for, and frees those
 // that wait for it.
 func forgottenCluster(e *env) {
-	// Of no other test, since they share the metrics.
-	const consumer = "forgotten-consumer"
+	endedCluster(e, "forgotten-consumer", func(id string) {
+		registration := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}}
+		expect.NoError(e, e.client.Delete(e.Context(), registration))
+		e.eventually(id+" to be forgotten", func() error {
+			if err := e.client.Get(e.Context(), client.ObjectKeyFromObject(registration), registration); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("its registration exists: %v", err)
+			}
+			return nil
+		})
+	})
+}
+
+// Revoking a cluster ends the same, and keeps its registration. What it creates after that ends,
+// too.
+func revokedCluster(e *env) {
+	const consumer = "revoked-consumer"
+	phase := func(id string, want broker.RegistrationPhase) {
+		e.eventually(id+" to be "+string(want), func() error {
+			var registration broker.ClusterRegistration
+			if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: id}, &registration); err != nil || registration.Status.Phase == want {
+				return err
+			}
+			return fmt.Errorf("it is %q", registration.Status.Phase)
+		})
+	}
+	decide := func(id, approval string) {
+		registration := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}}
+		expect.NoError(e, e.client.Patch(e.Context(), registration, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"approval":`+approval+`}}`))))
+	}
+	endedCluster(e, consumer, func(id string) {
+		decide(id, `"Revoked"`)
+		phase(id, broker.RegistrationRevoked)
+	})
+	e.request("late", 1, func(r *broker.Reservation) {
+		r.Labels = map[string]string{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: consumer}
+		r.Spec.RequesterID = consumer
+	})
+	e.expectEnding("late")
+	decide(consumer, "null")
+	phase(consumer, broker.RegistrationApproved)
+}
+
+// expectEnding waits until a Reservation is being deleted: its provider, which may have been chosen
+// before, does not answer.
+func (e *env) expectEnding(name string) {
+	e.Helper()
+	e.eventually(name+" to be deleted", func() error {
+		var r broker.Reservation
+		if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: name}, &r); err != nil || !r.DeletionTimestamp.IsZero() {
+			return client.IgnoreNotFound(err)
+		}
+		return errors.New("it stays")
+	})
+}
+
+// An invitation that was not used ends when it expires, and a used one does not.
+func expiredInvitation(e *env) {
+	e.start(nil)
+	expired := &broker.Invitation{TokenHash: strings.Repeat("0", 64), Expires: metav1.NewTime(e.clock.Now().Add(-time.Second))}
+	member := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "member"}, Spec: broker.ClusterRegistrationSpec{ClusterID: "member"}}
+	expect.NoError(e, e.client.Create(e.Context(), member))
+	member.Status.Phase = broker.RegistrationApproved
+	expect.NoError(e, e.client.Status().Update(e.Context(), member))
+	expect.NoError(e, e.client.Patch(e.Context(), &broker.ClusterRegistration{ObjectMeta: member.ObjectMeta, Spec: broker.ClusterRegistrationSpec{ClusterID: "member", Invitation: expired}}, client.Merge))
+	guest := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "guest"}, Spec: broker.ClusterRegistrationSpec{ClusterID: "guest", Invitation: expired}}
+	expect.NoError(e, e.client.Create(e.Context(), guest))
+	e.eventually("the invitation to be deleted", func() error {
+		err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "guest"}, &broker.ClusterRegistration{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it exists: %v", err)
+		}
+		return nil
+	})
+	expect.NoError(e, e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "member"}, &broker.ClusterRegistration{}))
+}
+
+// endedCluster has a consumer, whose name no other test has since they share the metrics, and its
+// provider end.
+func endedCluster(e *env, consumer string, end func(id string)) {
 	p := e.start(nil)
 	registrations := []string{consumer, "paris"}
 	for _, id := range registrations {
@@ -1160,16 +1240,6 @@ func forgottenCluster(e *env) {
 			return nil
 		})
 	}
-	forget := func(id string) {
-		registration := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: id}}
-		expect.NoError(e, e.client.Delete(e.Context(), registration))
-		e.eventually(id+" to be forgotten", func() error {
-			if err := e.client.Get(e.Context(), client.ObjectKeyFromObject(registration), registration); !apierrors.IsNotFound(err) {
-				return fmt.Errorf("its registration exists: %v", err)
-			}
-			return nil
-		})
-	}
 	p.advertise(e.spec("paris", "1"))
 	e.request("r", 2, func(r *broker.Reservation) { r.Spec.RequesterID = consumer })
 	e.expect("r", broker.ReservationReserved, "2 of 2 pods in paris")
@@ -1180,10 +1250,10 @@ func forgottenCluster(e *env) {
 
 	// The consumer: its hold is released. paris, which does not answer, is forgotten, too:
 	// nothing waits for it any more.
-	forget(consumer)
+	end(consumer)
 	e.expectPods("paris", "r", 0, 2, 0)
 	p.advertise(e.spec("berlin", "1"))
-	forget("paris")
+	end("paris")
 	e.expectDeleted("r")
 	e.eventually("its metrics to be deleted", func() error {
 		if names := reservation.Series(e.T, consumer); len(names) > 0 {
@@ -1217,14 +1287,7 @@ func unregisteredCluster(e *env) {
 	expect.NoError(e, e.client.Create(e.Context(), agentsCopy))
 	e.request("late", 1, created("rome"))
 	expect.NoError(e, client.IgnoreNotFound(p.StoreAdvertisement(e.Context(), e.spec("rome", "1"))))
-	// Its provider, which may have been chosen before, does not answer.
-	e.eventually("late to be deleted", func() error {
-		var r broker.Reservation
-		if err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "late"}, &r); err != nil || !r.DeletionTimestamp.IsZero() {
-			return client.IgnoreNotFound(err)
-		}
-		return errors.New("it stays")
-	})
+	e.expectEnding("late")
 	e.eventually("the advertisement of rome to be deleted", func() error {
 		err := e.client.Get(e.Context(), client.ObjectKey{Namespace: e.namespace, Name: "rome"}, &broker.ClusterAdvertisement{})
 		if !apierrors.IsNotFound(err) {

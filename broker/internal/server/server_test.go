@@ -534,8 +534,11 @@ func TestStreams(t *testing.T) {
 	}
 	expect.NoError(t, rome.client.DeleteReservation(t.Context(), view.ID))
 
-	t.Run("deleting the registration ends the streams", func(t *testing.T) {
-		expect.NoError(t, hub.api.Delete(t.Context(), &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "rome"}}))
+	t.Run("revoking the cluster ends the streams", func(t *testing.T) {
+		registration := &broker.ClusterRegistration{}
+		expect.NoError(t, hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "rome"}, registration))
+		registration.Spec.Approval = broker.ApprovalRevoked
+		expect.NoError(t, hub.api.Update(t.Context(), registration))
 		eventually(t, "its streams to end", func() error {
 			if open := line.open(); open > 0 {
 				return fmt.Errorf("%d are open", open)

@@ -3,6 +3,7 @@
 package settings
 
 import (
+	"cmp"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +26,8 @@ type Settings struct {
 	KeepFreeFor          time.Duration
 	// MaxPriority is the highest priority that counts.
 	MaxPriority int32
+	// Admission of clusters about which no operator has decided.
+	Admission broker.Admission
 }
 
 // Of fills in the defaults of a BrokerConfig: of one that does not exist, the API server has
@@ -46,6 +49,7 @@ func Of(spec *broker.BrokerConfigSpec) Settings {
 		Queueing:      spec.Queueing,
 		KeepFreeFor:   duration(spec.KeepFreeFor, 0),
 		MaxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
+		Admission:     cmp.Or(ptr.Deref(spec.Joining, broker.Joining{}).Admission, broker.AdmissionAutomatic),
 	}
 }
 

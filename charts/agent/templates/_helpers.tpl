@@ -82,6 +82,11 @@ app.kubernetes.io/component: virtual-node
 {{- if and (eq .Values.driver "direct") (ne .Values.scheduler.mode "none") }}true{{ end }}
 {{- end }}
 
+{{/* Name of the Secret with a certificate of another authority; empty if the agent joins. */}}
+{{- define "spillway-agent.certificateSecret" -}}
+{{- if .Values.join.certManager.enabled }}spillway-agent-certificate{{ else }}{{ .Values.join.existingCertificate }}{{ end }}
+{{- end }}
+
 {{/* Name of the Secret with the join token. */}}
 {{- define "spillway-agent.joinSecret" -}}
 {{- .Values.join.existingSecret | default "spillway-agent-join" }}

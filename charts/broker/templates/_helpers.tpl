@@ -15,6 +15,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* Secret with the certificates of another authority; empty with the broker's own. */}}
+{{- define "spillway-broker.tlsSecret" -}}
+{{- if .Values.tls.certManager.enabled }}spillway-broker-tls{{ else }}{{ .Values.tls.existingSecret }}{{ end }}
+{{- end }}
+
 {{/* Reference of an image, from a list of its values and the chart. A tag that consists of digits is a number in YAML. */}}
 {{- define "spillway-broker.image" -}}
 {{- $image := index . 0 }}
