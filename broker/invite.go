@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	ctrl "sigs.k8s.io/controller-runtime"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -17,7 +17,7 @@ import (
 )
 
 // invite creates an invitation for a cluster, and prints its token, which is kept nowhere else.
-func invite(ctx context.Context, arguments []string, out io.Writer) error {
+func invite(ctx context.Context, hubOf func() (*rest.Config, error), arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("spillway-broker invite [flags] <cluster ID>", flag.ContinueOnError)
 	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
@@ -27,10 +27,10 @@ func invite(ctx context.Context, arguments []string, out io.Writer) error {
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
-	if flags.NArg() != 1 {
-		return errors.New("name one cluster ID, after the flags: spillway-broker invite --ttl=1h rome")
+	if flags.NArg() != 1 || *ttl <= 0 {
+		return errors.New("name one cluster ID, after the flags, and a --ttl above 0: spillway-broker invite --ttl=1h rome")
 	}
-	config, err := ctrl.GetConfig()
+	config, err := hubOf()
 	if err != nil {
 		return fmt.Errorf("finding the API server (outside of a cluster, set --kubeconfig or KUBECONFIG): %w", err)
 	}

@@ -94,7 +94,7 @@ func parse(arguments []string) (options, error) {
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "invite" {
-		if err := invite(ctrl.SetupSignalHandler(), os.Args[2:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		if err := invite(ctrl.SetupSignalHandler(), ctrl.GetConfig, os.Args[2:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(os.Stderr, "spillway-broker invite:", err)
 			os.Exit(1)
 		}

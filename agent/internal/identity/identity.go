@@ -267,7 +267,7 @@ func (k *Keeper) invalidReason(c *credentials) string {
 	leaf := c.pair.Leaf
 	switch {
 	case leaf.Subject.CommonName != k.options.ClusterID:
-		return fmt.Sprintf("is for %q, not for cluster %q: give this cluster a certificate of its own or correct --cluster-id", leaf.Subject.CommonName, k.options.ClusterID)
+		return fmt.Sprintf("is for %q, not for cluster %q: the broker knows a cluster by its certificate, so correct --cluster-id, or give this cluster a certificate of its own", leaf.Subject.CommonName, k.options.ClusterID)
 	case k.options.Clock.Now().After(leaf.NotAfter):
 		return "expired at " + leaf.NotAfter.Format(time.RFC3339) + ": renew it"
 	}
