@@ -93,9 +93,10 @@ func parse(arguments []string) (options, error) {
 }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "invite" {
-		if err := invite(ctrl.SetupSignalHandler(), ctrl.GetConfig, os.Args[2:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "spillway-broker invite:", err)
+	if len(os.Args) > 1 && commands[os.Args[1]] != nil {
+		err := commands[os.Args[1]](ctrl.SetupSignalHandler(), ctrl.GetConfig, os.Args[2:], os.Stdout)
+		if err != nil && !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintf(os.Stderr, "spillway-broker %s: %v\n", os.Args[1], err)
 			os.Exit(1)
 		}
 		return

@@ -35,6 +35,9 @@ const DefaultClientValidity = identity.DefaultClientValidity
 // Invite lets a cluster join once, with the token that it returns.
 var Invite = identity.Invite
 
+// RotateCA makes a new CA that signs from now on.
+var RotateCA = identity.Rotate
+
 // workers is the number of concurrent reconciles of each controller: a reconcile waits for the
 // API server most of its time, and those that wait for the same ledger share its write.
 const workers = 128
@@ -95,6 +98,9 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	if err := mgr.Add(authority); err != nil {
+		return nil, fmt.Errorf("adding the certificate authority: %w", err)
 	}
 	listener, err := net.Listen("tcp", o.Listen)
 	if err != nil {

@@ -62,19 +62,12 @@ func Join(ctx context.Context, baseURL, caHash, clusterID, token string, csrPEM 
 
 // verifyPresented verifies the certificate chain of a broker.
 func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
-	var ca *x509.Certificate
-	for _, certificate := range chain {
-		if certificate.IsCA && CAHash(certificate) == caHash {
-			ca = certificate
-			break
-		}
-	}
-	if ca == nil {
+	options, known := trusting(chain, caHash)
+	if !known {
 		return fmt.Errorf("the broker at %s presents no CA with hash %s: check broker.caHash against ConfigMap spillway-broker-ca in the hub, and that broker.url reaches the broker itself", host, caHash)
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
-	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: host, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	options.DNSName, options.KeyUsages = host, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	_, err := chain[0].Verify(options)
 	var name x509.HostnameError
 	if errors.As(err, &name) {
 		return fmt.Errorf("%w; if this is the broker's address, add it to the broker chart's tls.sans (flag --tls-san=%s)", err, host)
@@ -85,15 +78,30 @@ func verifyPresented(chain []*x509.Certificate, caHash, host string) error {
 	return nil
 }
 
+// trusting trusts the CA with a hash, and what it has signed of the certificates: a newer CA of the
+// broker. Known is false if the CA is not among them.
+func trusting(certificates []*x509.Certificate, caHash string) (options x509.VerifyOptions, known bool) {
+	options = x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool()}
+	for _, certificate := range certificates {
+		if certificate.IsCA && CAHash(certificate) == caHash {
+			options.Roots.AddCert(certificate)
+			known = true
+		} else {
+			options.Intermediates.AddCert(certificate)
+		}
+	}
+	return options, known
+}
+
 // verifyIssued verifies that the issued certificate is for the request.
 func verifyIssued(response JoinResponse, caHash, clusterID string, csr *x509.CertificateRequest) error {
 	cas, err := cert.ParseCertsPEM([]byte(response.CA))
 	if err != nil {
 		return fmt.Errorf("parsing the broker's CA: %w", err)
 	}
-	ca := cas[0]
-	if CAHash(ca) != caHash {
-		return fmt.Errorf("the broker returned a CA with hash %s instead of %s", CAHash(ca), caHash)
+	options, known := trusting(cas, caHash)
+	if !known {
+		return fmt.Errorf("the broker returned a CA with hash %s instead of %s", CAHash(cas[0]), caHash)
 	}
 	chain, err := cert.ParseCertsPEM([]byte(response.Certificate))
 	if err != nil {
@@ -103,9 +111,8 @@ func verifyIssued(response JoinResponse, caHash, clusterID string, csr *x509.Cer
 	if leaf.Subject.CommonName != clusterID || !bytes.Equal(leaf.RawSubjectPublicKeyInfo, csr.RawSubjectPublicKeyInfo) {
 		return errors.New("the certificate is for another name or key than requested")
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca)
-	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+	options.KeyUsages = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if _, err := leaf.Verify(options); err != nil {
 		return fmt.Errorf("verifying the certificate: %w", err)
 	}
 	return nil

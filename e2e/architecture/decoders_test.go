@@ -45,7 +45,7 @@ var decoders = map[string]string{
 	"broker/internal/server.join":              fuzzBodies,
 
 	"agent/internal/identity.parse":                        "agent/internal/identity.FuzzCredentials",
-	"agent/internal/identity.parseCA":                      "agent/internal/identity.FuzzCredentials",
+	"agent/internal/identity.stored":                       "agent/internal/identity.FuzzCredentials",
 	"agent/internal/identity.certificateRequest":           "agent/internal/identity.FuzzCredentials",
 	"agent/internal/instruction.Held":                      "agent/internal/instruction.FuzzHeld",
 	"agent/internal/peering/liqo.CheckProof":               "agent/internal/peering/liqo.FuzzProof",
@@ -77,7 +77,8 @@ var ownInput = map[string]string{
 	"agent/internal/peering/liqo.Prove":                   "the private key that Liqo has generated in the agent's cluster",
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
-	"broker/internal/identity.ensureCA":                   "the Secret of the authority, in the broker's namespace",
+	"broker/internal/identity.newCA":                      "what this process has signed",
+	"broker/internal/identity.parseCAs":                   "the Secret of the authority, in the broker's namespace",
 	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
 	"scheduler-plugin/request.undecodedSelects":           "an OverflowPolicy of the cluster's own administrator",

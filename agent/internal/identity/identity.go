@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -244,22 +246,10 @@ func parse(key, certificate, ca []byte) (*credentials, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := parseCA(ca); err != nil {
-		return nil, err
-	}
-	return &credentials{key: key, certificate: certificate, ca: ca, pair: pair}, nil
-}
-
-func parseCA(text []byte) (*x509.Certificate, error) {
-	block, _ := pem.Decode(text)
-	if block == nil {
-		return nil, errors.New("the CA is not a PEM certificate")
-	}
-	ca, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
+	if _, err := cert.ParseCertsPEM(ca); err != nil {
 		return nil, fmt.Errorf("parsing the CA: %w", err)
 	}
-	return ca, nil
+	return &credentials{key: key, certificate: certificate, ca: ca, pair: pair}, nil
 }
 
 // invalidReason returns why a certificate cannot be used, "" if it can.
@@ -309,8 +299,10 @@ func (k *Keeper) stored(secret *corev1.Secret) (stored *credentials, reason stri
 	if reason := k.invalidReason(stored); reason != "" {
 		return nil, "the certificate " + reason
 	}
-	ca, err := parseCA(stored.ca)
-	if err != nil || (k.options.CAHash != "" && protocol.CAHash(ca) != k.options.CAHash) {
+	// The broker's CAs: an earlier one has signed the newest.
+	cas, err := cert.ParseCertsPEM(stored.ca)
+	pinned := func(ca *x509.Certificate) bool { return protocol.CAHash(ca) == k.options.CAHash }
+	if err != nil || (k.options.CAHash != "" && !slices.ContainsFunc(cas, pinned)) {
 		return nil, "the certificate is from another broker than --broker-ca-hash identifies"
 	}
 	if due := stored.pair.Leaf.NotBefore.Add(lifetime(stored) / 3 * 2); k.options.Clock.Now().After(due) {

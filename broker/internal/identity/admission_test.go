@@ -69,7 +69,7 @@ func (f *fixture) joinAs(t *testing.T, id string, key crypto.Signer, token strin
 		return nil, err
 	}
 	leaf := parse(t, answer.Certificate)
-	return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, f.ca}}}, nil
+	return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, f.cas.Load().signer()}}}, nil
 }
 
 func (f *fixture) registration(t *testing.T, id string) *broker.ClusterRegistration {
@@ -209,11 +209,16 @@ func (e external) write(t *testing.T, dir string, clients ...external) {
 // which the broker knows it.
 func (e external) dial(t *testing.T, a *Authority, client *tls.Certificate) (id string, err error) {
 	t.Helper()
-	there, here := net.Pipe()
-	server := tls.Server(there, a.TLSConfig())
 	roots := x509.NewCertPool()
 	roots.AddCert(e.ca)
-	config := &tls.Config{RootCAs: roots, ServerName: "hub.test"}
+	return dial(t, a, roots, client)
+}
+
+func dial(t *testing.T, a *Authority, roots *x509.CertPool, client *tls.Certificate) (id string, err error) {
+	t.Helper()
+	there, here := net.Pipe()
+	server := tls.Server(there, a.TLSConfig())
+	config := &tls.Config{RootCAs: roots, ServerName: "hub.test", Time: a.Clock.Now}
 	if client != nil {
 		config.Certificates = []tls.Certificate{*client}
 	}

@@ -12,11 +12,11 @@ import (
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -43,7 +42,6 @@ const (
 	// serviceName is the name of the broker's Service in the chart.
 	serviceName = "spillway-broker"
 
-	caValidity      = 10 * 365 * 24 * time.Hour
 	servingValidity = 90 * 24 * time.Hour
 	// backdate is for clusters whose clock is behind.
 	backdate = 5 * time.Minute
@@ -80,17 +78,18 @@ type Options struct {
 // Authority is the hub's certificate authority, or knows another one by its files.
 type Authority struct {
 	Options
-	// ca and key are the own authority's.
-	ca  *x509.Certificate
-	key crypto.Signer
+	// cas are the own authority's.
+	cas atomic.Pointer[cas]
 	// files are those of another authority; nil with the own one.
 	files *files
 
 	misses     misses
 	admissions admissions
 
-	mutex   sync.Mutex
-	serving *tls.Certificate
+	mutex sync.Mutex
+	// serving is signed by servedBy.
+	serving  *tls.Certificate
+	servedBy *x509.Certificate
 }
 
 // New loads the authority and the join token from their Secrets, creates them on first
@@ -113,9 +112,6 @@ func New(ctx context.Context, options Options) (*Authority, error) {
 	if err := a.ensureToken(ctx); err != nil {
 		return nil, fmt.Errorf("setting up the join token in Secret %s: %w", TokenName, err)
 	}
-	if err := a.publish(ctx); err != nil {
-		return nil, fmt.Errorf("publishing the certificate authority in ConfigMap %s: %w", CAName, err)
-	}
 	// Fail now, not at the first connection, if no serving certificate can be issued.
 	if _, err := a.servingCertificate(nil); err != nil {
 		return nil, err
@@ -129,11 +125,11 @@ func (a *Authority) CAHash() string {
 	if a.files != nil {
 		return ""
 	}
-	return protocol.CAHash(a.ca)
+	return protocol.CAHash(a.cas.Load().signer())
 }
 
-// CAPEM is the authority's certificate in PEM.
-func (a *Authority) CAPEM() []byte { return certificatePEM(a.ca.Raw) }
+// CAPEM are the authority's certificates in PEM, that of the signer first.
+func (a *Authority) CAPEM() []byte { return a.cas.Load().pem() }
 
 // TLSConfig is the configuration of the broker's listener. A client certificate is
 // optional, but must be issued by the authority.
@@ -141,16 +137,25 @@ func (a *Authority) TLSConfig() *tls.Config {
 	if a.files != nil {
 		return a.files.tlsConfig()
 	}
-	clients := x509.NewCertPool()
-	clients.AddCert(a.ca)
+	config := serverConfig(a.Clock)
+	config.GetCertificate = a.servingCertificate
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := config.Clone()
+		now.GetConfigForClient = nil
+		now.ClientCAs = a.cas.Load().clients(a.Clock.Now(), a.ClientValidity)
+		return now, nil
+	}
+	return config
+}
+
+// serverConfig has what all configurations of the listener have.
+func serverConfig(clock clock.PassiveClock) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS12,
 		SessionTicketsDisabled: true,
 		ClientAuth:             tls.VerifyClientCertIfGiven,
-		ClientCAs:              clients,
-		GetCertificate:         a.servingCertificate,
 		NextProtos:             []string{"http/1.1"},
-		Time:                   a.Clock.Now,
+		Time:                   clock.Now,
 	}
 }
 
@@ -182,56 +187,14 @@ func (a *Authority) meta(name string) metav1.ObjectMeta {
 }
 
 func (a *Authority) ensureCA(ctx context.Context) error {
-	secret, err := a.ensureSecret(ctx, CAName, func() (corev1.SecretType, map[string][]byte, error) {
-		certPEM, keyPEM, err := newCA(a.Clock.Now())
-		return corev1.SecretTypeTLS, map[string][]byte{corev1.TLSCertKey: certPEM, corev1.TLSPrivateKeyKey: keyPEM}, err
+	_, err := a.ensureSecret(ctx, CAName, func() (corev1.SecretType, map[string][]byte, error) {
+		data, err := newCA(a.Clock.Now(), nil)
+		return corev1.SecretTypeTLS, data, err
 	})
 	if err != nil {
 		return err
 	}
-	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
-	if err != nil {
-		return err
-	}
-	signer, signs := pair.PrivateKey.(crypto.Signer)
-	switch {
-	case !signs:
-		return errors.New("the key cannot sign")
-	case !pair.Leaf.IsCA:
-		return errors.New("the certificate is not a CA certificate")
-	case a.Clock.Now().After(pair.Leaf.NotAfter):
-		return fmt.Errorf("the certificate expired on %s: delete the Secret, restart the broker, and upgrade the agents with the new broker.caHash and a join.token", pair.Leaf.NotAfter.Format(time.DateOnly))
-	}
-	a.ca, a.key = pair.Leaf, signer
-	certificateExpiry.WithLabelValues("ca").Set(float64(pair.Leaf.NotAfter.Unix()))
-	return nil
-}
-
-func newCA(now time.Time) (certPEM, keyPEM []byte, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("generating a key: %w", err)
-	}
-	serial, err := newSerial()
-	if err != nil {
-		return nil, nil, err
-	}
-	template := &x509.Certificate{
-		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: CAName},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(caValidity),
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
-		MaxPathLenZero:        true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("signing: %w", err)
-	}
-	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
-	return certificatePEM(der), keyPEM, err
+	return a.reload(ctx)
 }
 
 func (a *Authority) ensureToken(ctx context.Context) error {
@@ -270,7 +233,8 @@ func (a *Authority) servingCertificate(*tls.ClientHelloInfo) (*tls.Certificate, 
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	now := a.Clock.Now()
-	if a.serving != nil && now.Before(a.serving.Leaf.NotAfter.Add(-servingValidity/3)) {
+	cas := a.cas.Load()
+	if a.serving != nil && a.servedBy.Equal(cas.signer()) && now.Before(a.serving.Leaf.NotAfter.Add(-servingValidity/3)) {
 		return a.serving, nil
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -289,12 +253,15 @@ func (a *Authority) servingCertificate(*tls.ClientHelloInfo) (*tls.Certificate, 
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	leaf, err := a.sign(template, key.Public())
+	leaf, err := cas.sign(template, key.Public(), now)
 	if err != nil {
 		return nil, fmt.Errorf("issuing the serving certificate: %w", err)
 	}
-	// A joining agent knows the authority by its hash: the chain must include it.
-	a.serving = &tls.Certificate{Certificate: [][]byte{leaf.Raw, a.ca.Raw}, PrivateKey: key, Leaf: leaf}
+	// An agent knows the authority by the hash of one of its CAs: the chain must include it.
+	a.serving, a.servedBy = &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, cas.signer()
+	for _, ca := range cas.all {
+		a.serving.Certificate = append(a.serving.Certificate, ca.Raw)
+	}
 	certificateExpiry.WithLabelValues("serving").Set(float64(leaf.NotAfter.Unix()))
 	return a.serving, nil
 }
@@ -305,18 +272,18 @@ func (a *Authority) servingNames() []string {
 }
 
 // sign completes and signs a certificate. It expires no later than the authority.
-func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey) (*x509.Certificate, error) {
+func (c *cas) sign(template *x509.Certificate, key crypto.PublicKey, now time.Time) (*x509.Certificate, error) {
 	var err error
 	if template.SerialNumber, err = newSerial(); err != nil {
 		return nil, err
 	}
-	template.NotBefore = a.Clock.Now().Add(-backdate)
-	if template.NotAfter.After(a.ca.NotAfter) {
-		template.NotAfter = a.ca.NotAfter
+	template.NotBefore = now.Add(-backdate)
+	if template.NotAfter.After(c.signer().NotAfter) {
+		template.NotAfter = c.signer().NotAfter
 	}
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.BasicConstraintsValid = true
-	der, err := x509.CreateCertificate(rand.Reader, template, a.ca, key, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, c.signer(), key, c.key)
 	if err != nil {
 		return nil, fmt.Errorf("signing: %w", err)
 	}

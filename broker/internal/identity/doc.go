@@ -6,5 +6,6 @@
 // A cluster ID is bound to the first key that joins with it, recorded in a
 // ClusterRegistration. Other keys are refused until the ClusterRegistration is deleted. It
 // also has what an operator decides: an invitation, an approval, a revocation.
-// The authority's key never leaves the hub.
+// The authority's key never leaves the hub. A new CA is signed by the one before it, so that a
+// rotation needs no agent.
 package identity

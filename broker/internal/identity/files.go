@@ -38,15 +38,9 @@ func (f *files) tlsConfig() *tls.Config {
 		MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 			serving, clients := f.current()
-			return &tls.Config{
-				MinVersion:             tls.VersionTLS12,
-				SessionTicketsDisabled: true,
-				ClientAuth:             tls.VerifyClientCertIfGiven,
-				ClientCAs:              clients,
-				Certificates:           []tls.Certificate{*serving},
-				NextProtos:             []string{"http/1.1"},
-				Time:                   f.clock.Now,
-			}, nil
+			config := serverConfig(f.clock)
+			config.ClientCAs, config.Certificates = clients, []tls.Certificate{*serving}
+			return config, nil
 		},
 	}
 }

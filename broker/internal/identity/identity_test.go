@@ -46,6 +46,8 @@ func TestAuthority(t *testing.T) {
 	t.Run("one of many concurrent keys joins", f.testConcurrentKeys)
 	t.Run("an unknown cluster costs one read", f.testMisses)
 	t.Run("the number of clusters is limited", f.testClusterQuota)
+	t.Run("the authority is rotated while clusters call", f.testRotation)
+	t.Run("the authority is rotated in time", f.testDueRotation)
 	t.Run("operators decide about clusters", f.testAdmission)
 	t.Run("an invitation is for one key", f.testInvitation)
 	t.Run("certificates of another authority", f.testFiles)
@@ -111,7 +113,7 @@ func (f *fixture) testServingCertificate(t *testing.T) {
 	serving := func() *x509.Certificate {
 		certificate, err := f.TLSConfig().GetCertificate(nil)
 		expect.NoError(t, err)
-		if len(certificate.Certificate) != 2 || !bytes.Equal(certificate.Certificate[1], f.ca.Raw) {
+		if len(certificate.Certificate) != 2 || !bytes.Equal(certificate.Certificate[1], f.cas.Load().signer().Raw) {
 			t.Fatal("the chain does not include the authority")
 		}
 		return certificate.Leaf
@@ -129,6 +131,7 @@ func (f *fixture) testServingCertificate(t *testing.T) {
 		t.Fatal("it was not renewed at three quarters of its validity")
 	}
 	f.clock.SetTime(f.now)
+	f.serving = nil // it is of a later time
 }
 
 // cacheBehind is a cache that has no registration yet.
@@ -204,7 +207,7 @@ func (f *fixture) testClientCertificate(t *testing.T) {
 	if leaf.IsCA || len(leaf.DNSNames) > 0 || len(leaf.Subject.Organization) > 0 || len(leaf.URIs) != 1 || leaf.URIs[0].String() != "spiffe://spillway/cluster/greedy" {
 		t.Fatalf("got a certificate of %v for %v %v", leaf.Subject, leaf.DNSNames, leaf.URIs)
 	}
-	state := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, f.ca}}}
+	state := &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}, VerifiedChains: [][]*x509.Certificate{{leaf, f.cas.Load().signer()}}}
 	id, err := f.Authenticate(t.Context(), state)
 	if err != nil || id != "greedy" {
 		t.Fatalf("got %q, %v", id, err)
@@ -314,9 +317,9 @@ func FuzzCertificates(f *testing.F) {
 	expect.NoError(f, err)
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "rome"}}, key)
 	expect.NoError(f, err)
-	ca, _, err := newCA(time.Now())
+	ca, err := newCA(time.Now(), nil)
 	expect.NoError(f, err)
-	block, _ := pem.Decode(ca)
+	block, _ := pem.Decode(ca[corev1.TLSCertKey])
 	for _, seed := range [][]byte{nil, csr, csr[:len(csr)/2], block.Bytes} {
 		f.Add("rome", seed)
 	}

@@ -61,12 +61,12 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 		return protocol.JoinResponse{}, err
 	}
 	// The certificate has only the verified name and the key of the request.
-	leaf, err := a.sign(&x509.Certificate{
+	leaf, err := a.cas.Load().sign(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: request.ClusterID},
 		URIs:        []*url.URL{clusterURI(request.ClusterID)},
 		NotAfter:    a.Clock.Now().Add(a.ClientValidity),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, csr.PublicKey)
+	}, csr.PublicKey, a.Clock.Now())
 	if err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("issuing a certificate for %s: %w", request.ClusterID, err)
 	}

@@ -19,7 +19,8 @@ import (
 func (f *fixture) testMisses(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(f.now)
 	counted := &countingClient{Client: f.api}
-	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock, ClientValidity: time.Hour}, ca: f.ca, key: f.key}
+	a := &Authority{Options: Options{Client: counted, Cache: f.api, Namespace: namespace, Clock: clock, ClientValidity: time.Hour}}
+	a.cas.Store(f.cas.Load())
 	clusterKey := newKey(t)
 	spki, err := x509.MarshalPKIXPublicKey(clusterKey.Public())
 	expect.NoError(t, err)
