@@ -48,6 +48,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/election"
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
@@ -143,7 +144,7 @@ func newManager(restConfig *rest.Config, o options) (ctrl.Manager, error) {
 	options := election.Options(restConfig, o.leaderElect, o.namespace, leaseName)
 	options.Scheme = scheme
 	options.Cache = cache.Options{ByObject: byObject, DefaultTransform: cache.TransformStripManagedFields(), NewInformer: objects.NewInformer}
-	options.Metrics.BindAddress, options.HealthProbeBindAddress = o.metrics, o.probes
+	options.Metrics, options.HealthProbeBindAddress = exposition.Options(o.metrics, o.metricsSecure), o.probes
 	// It starts if the driver registers a webhook.
 	options.WebhookServer = webhook.NewServer(webhook.Options{Port: guestsWebhookPort, CertDir: o.guestsWebhookCertDir})
 	// The priority queue of controller-runtime v0.23 can deadlock when a manager

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
@@ -84,6 +85,7 @@ type options struct {
 
 	metrics, probes string
 	leaderElect     bool
+	metricsSecure   bool
 	zap             zap.Options
 }
 
@@ -187,6 +189,7 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.schedulerName, "scheduler-name", broker.SchedulerName, "Profile of Spillway's scheduler in this cluster: capacity is kept for pending pods with this schedulerName only. none if it does not run here.")
 
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.BoolVar(&o.metricsSecure, "metrics-secure", false, exposition.Secure)
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/program"
 )
 
@@ -60,6 +61,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.CertPath, "tls-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program (such as cert-manager) creates and renews. If set, the broker issues no certificates: it serves with that one, and the common name of a client certificate of that CA is a cluster's ID.")
 	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
 	flags.StringVar(&o.Metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.BoolVar(&o.MetricsSecure, "metrics-secure", false, exposition.Secure)
 	flags.StringVar(&o.Probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.LeaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	flags.DurationVar(&o.Lease, "leader-elect-lease-duration", leaseDuration, "Time after which a leader that does not renew its lease is replaced, in whole seconds.")

@@ -60,7 +60,7 @@ var everything = map[string][]string{
 	"broker": {
 		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
 		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
-		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "logLevel=1",
+		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "logLevel=1",
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
@@ -69,7 +69,7 @@ var everything = map[string][]string{
 		"guests.allowIngressFrom={10.1.0.0/16}", "guests.allowEgressTo={10.1.0.0/16,fd00::/8}",
 		"peers.paris.fingerprint=sha256:"+strings.Repeat("0", 64),
 		"replicas=2", "scheduler.replicas=2", "scheduler.overflow=BeforePreemption", "scheduler.askAfter=5m", "scheduler.gangTimeout=2m", "scheduler.priorityClassName=system-cluster-critical",
-		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
+		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
 

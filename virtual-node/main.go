@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/spillway-dev/spillway/broker/election"
+	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/virtual-node/internal/controller"
 	"github.com/spillway-dev/spillway/virtual-node/internal/translate"
@@ -40,7 +41,7 @@ const program = "spillway-virtual-node"
 type options struct {
 	namespace, address, certDir, metrics, probes string
 	port                                         int
-	leaderElect                                  bool
+	leaderElect, metricsSecure                   bool
 	dns                                          translate.Options
 	networks                                     []netip.Prefix
 	zap                                          zap.Options
@@ -85,6 +86,7 @@ func parse(arguments []string) (options, error) {
 		return err
 	})
 	flags.StringVar(&o.metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
+	flags.BoolVar(&o.metricsSecure, "metrics-secure", false, exposition.Secure)
 	flags.StringVar(&o.probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
 	flags.BoolVar(&o.leaderElect, "leader-elect", false, "Enable leader election; required with more than one replica.")
 	o.zap.BindFlags(flags)
@@ -128,7 +130,7 @@ func run(ctx context.Context, config *rest.Config, o options) error {
 			Label:      labels.SelectorFromSet(labels.Set{nodeconfig.LabelComponent: nodeconfig.Component}),
 		},
 	}
-	managed.Metrics.BindAddress, managed.HealthProbeBindAddress = o.metrics, o.probes
+	managed.Metrics, managed.HealthProbeBindAddress = exposition.Options(o.metrics, o.metricsSecure), o.probes
 	mgr, err := ctrl.NewManager(config, managed)
 	if err != nil {
 		return fmt.Errorf("setting up the manager: %w", err)

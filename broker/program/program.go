@@ -19,9 +19,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 )
@@ -53,6 +53,8 @@ type Options struct {
 	Namespace string
 	// Listen, Metrics and Probes are bind addresses; "0" for none, except for Listen.
 	Listen, Metrics, Probes string
+	// MetricsSecure has the API server decide who may read the metrics.
+	MetricsSecure bool
 	// Names are those in the serving certificate, besides the Service's.
 	Names []string
 	// ClientValidity is how long the certificates of agents are valid. CertPath is the directory
@@ -134,7 +136,7 @@ func newManager(config *rest.Config, o Options, objects *undecoded.Objects) (ctr
 			NewInformer:      objects.NewInformer,
 		},
 		MapperProvider:                newMapper,
-		Metrics:                       metricsserver.Options{BindAddress: o.Metrics},
+		Metrics:                       exposition.Options(o.Metrics, o.MetricsSecure),
 		HealthProbeBindAddress:        o.Probes,
 		LeaderElection:                o.LeaderElect,
 		LeaderElectionID:              leaseName,
