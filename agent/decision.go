@@ -31,12 +31,15 @@ const commandDecision = "decision"
 // command: the chart sets it in the agent's pods.
 const brokerURLVariable = "SPILLWAY_BROKER_URL"
 
+// certPathVariable is the same for --broker-cert-path.
+const certPathVariable = "SPILLWAY_BROKER_CERT_PATH"
+
 // decisionTimeout bounds the command: the broker compares all clusters.
 const decisionTimeout = time.Minute
 
 // printDecision prints why each cluster that lends to this one is not chosen for a Reservation
 // of it, as a table: its status names only those that came closest. It asks the broker with the
-// certificate that the agent keeps in its Secret. access finds the cluster, once the arguments
+// agent's certificate. access finds the cluster, once the arguments
 // are known to be right.
 func printDecision(ctx context.Context, access func() (*rest.Config, error), arguments []string, out io.Writer) error {
 	flags := flag.NewFlagSet("spillway-agent "+commandDecision, flag.ContinueOnError)
@@ -46,6 +49,7 @@ func printDecision(ctx context.Context, access func() (*rest.Config, error), arg
 		flags.PrintDefaults()
 	}
 	url := flags.String("broker-url", os.Getenv(brokerURLVariable), "URL of the broker, https://<host>[:<port>]. Defaults to $"+brokerURLVariable+".")
+	certPath := flags.String("broker-cert-path", os.Getenv(certPathVariable), "Directory with tls.crt, tls.key and ca.crt, if the agent has not joined. Defaults to $"+certPathVariable+".")
 	namespace := flags.String("namespace", defaultNamespace(), "Namespace of the agent's Secrets.")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -78,7 +82,7 @@ func printDecision(ctx context.Context, access func() (*rest.Config, error), arg
 	if reservation.Status.ID == "" {
 		return fmt.Errorf("the broker has no copy of Reservation %s/%s yet: see its conditions", of, name)
 	}
-	tlsConfig, err := identity.Stored(ctx, c, *namespace)
+	tlsConfig, err := identity.Stored(ctx, c, *namespace, *certPath)
 	if err != nil {
 		return err
 	}

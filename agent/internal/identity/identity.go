@@ -315,9 +315,16 @@ func lifetime(c *credentials) time.Duration {
 	return c.pair.Leaf.NotAfter.Sub(c.pair.Leaf.NotBefore)
 }
 
-// Stored returns the TLS configuration of the identity that an agent keeps in its Secret,
-// for one call to the broker.
-func Stored(ctx context.Context, c client.Client, namespace string) (*tls.Config, error) {
+// Stored returns the TLS configuration of the identity that an agent has in a directory or, if
+// that is empty, keeps in its Secret, for one call to the broker.
+func Stored(ctx context.Context, c client.Client, namespace, certPath string) (*tls.Config, error) {
+	if certPath != "" {
+		read, err := readDirectory(certPath)
+		if err != nil {
+			return nil, err
+		}
+		return read.tlsConfig()
+	}
 	name := types.NamespacedName{Namespace: namespace, Name: Secret}
 	secret := &corev1.Secret{}
 	if err := c.Get(ctx, name, secret); err != nil {
@@ -327,7 +334,11 @@ func Stored(ctx context.Context, c client.Client, namespace string) (*tls.Config
 	if err != nil {
 		return nil, fmt.Errorf("the certificate in Secret %s cannot be used: %w", name, err)
 	}
-	return protocol.TLSConfig(stored.ca, func() (*tls.Certificate, error) { return &stored.pair, nil })
+	return stored.tlsConfig()
+}
+
+func (c *credentials) tlsConfig() (*tls.Config, error) {
+	return protocol.TLSConfig(c.ca, func() (*tls.Certificate, error) { return &c.pair, nil })
 }
 
 // ensureKey returns the Secret and generates the private key in it if needed.
