@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -92,6 +93,10 @@ func (a *Authority) tryClaim(ctx context.Context, clusterID, key string, joining
 			return nil, err
 		}
 	}
+	if key != "" && bound == "" {
+		// What was approved before was no key.
+		registration.Status.Phase = ""
+	}
 	phase := Phase(registration, joining.Admission)
 	if invited {
 		phase = broker.RegistrationApproved
@@ -110,7 +115,7 @@ func refusalOf(registration *broker.ClusterRegistration) error {
 	case registration.Spec.Approval == broker.ApprovalRevoked:
 		return refuse(protocol.CodeForbidden, "an operator of the hub has revoked the access of cluster %s (spec.approval of its ClusterRegistration)", id)
 	case registration.Status.Phase != broker.RegistrationApproved:
-		return refuse(protocol.CodeForbidden, `cluster %s waits for approval: in the hub, kubectl -n %s patch clusterregistration %s --type merge -p '{"spec":{"approval":"Approved"}}'`, id, registration.Namespace, id)
+		return refuse(protocol.CodeForbidden, `cluster %s with key %.16s waits for approval: in the hub, kubectl -n %s patch clusterregistration %s --type merge -p '{"spec":{"approval":"Approved"}}'`, id, cmp.Or(registration.Status.KeyFingerprint, "(any)"), registration.Namespace, id)
 	}
 	return nil
 }
@@ -119,14 +124,19 @@ func refusalOf(registration *broker.ClusterRegistration) error {
 // joined before, by an invitation, or by the shared token.
 func (a *Authority) authorizeJoin(ctx context.Context, registration *broker.ClusterRegistration, key, token string) (invited bool, err error) {
 	// The request is signed with the key.
+	invitation := registration.Spec.Invitation
 	if registration.Status.KeyFingerprint == key {
-		return false, nil
+		return invitation != nil && registration.Status.Phase == broker.RegistrationApproved, nil
 	}
-	if invitation := registration.Spec.Invitation; invitation != nil && matchesInvitation(invitation, token) {
-		if a.Clock.Now().After(invitation.Expires.Time) {
-			return false, refuse(protocol.CodeUnauthorized, "the invitation of cluster %s expired at %s: ask for a new one (spillway-broker invite)", registration.Spec.ClusterID, invitation.Expires.UTC().Format(time.RFC3339))
-		}
-		return true, nil
+	unused := registration.Status.KeyFingerprint == ""
+	switch {
+	case invitation == nil:
+	case matchesInvitation(invitation, token) && unused && a.Clock.Now().After(invitation.Expires.Time):
+		return false, refuse(protocol.CodeUnauthorized, "the invitation of cluster %s expired at %s: ask for a new one (spillway-broker invite)", registration.Spec.ClusterID, invitation.Expires.UTC().Format(time.RFC3339))
+	case matchesInvitation(invitation, token):
+		return unused, nil
+	case unused:
+		return false, refuse(protocol.CodeUnauthorized, "cluster %s is invited: set the agent chart's value join.token to the token of its invitation", registration.Spec.ClusterID)
 	}
 	joining, err := a.joining(ctx)
 	if err != nil {
@@ -186,6 +196,9 @@ func Invite(ctx context.Context, hub client.Client, namespace, clusterID string,
 		registration.Spec.Invitation = &broker.Invitation{TokenHash: tokenHash(token), Expires: metav1.NewTime(expires)}
 		return nil
 	})
+	if err == nil && registration.Spec.Invitation == nil {
+		err = errors.New("the hub has CRDs of an earlier version: update them")
+	}
 	if err != nil {
 		return "", fmt.Errorf("inviting cluster %s: %w", clusterID, err)
 	}

@@ -118,7 +118,7 @@ func (f *fixture) testAdmission(t *testing.T) {
 }
 
 func (f *fixture) testInvitation(t *testing.T) {
-	f.configure(t, broker.Joining{Admission: broker.AdmissionInvitation})
+	f.configure(t, broker.Joining{Admission: broker.AdmissionInvitation, Allowed: []string{"oslo"}})
 	_, err := f.joinAs(t, "bern", newKey(t), f.token)
 	expectRefusal(t, err, protocol.CodeUnauthorized, "invite bern")
 	token, err := Invite(t.Context(), f.api, namespace, "bern", f.now.Add(time.Hour))
@@ -127,7 +127,7 @@ func (f *fixture) testInvitation(t *testing.T) {
 		t.Errorf("the registration has %q", hash)
 	}
 	for name, tc := range map[string]struct{ id, token string }{
-		"another cluster": {"nice", token}, "another token": {"bern", token + "x"}, "no token": {"bern", ""},
+		"another cluster": {"nice", token}, "another token": {"bern", token + "x"}, "no token": {"bern", ""}, "the shared token": {"bern", f.token},
 	} {
 		if _, err := f.joinAs(t, tc.id, newKey(t), tc.token); !protocol.HasCode(err, protocol.CodeUnauthorized) {
 			t.Errorf("%s: got %v", name, err)
@@ -142,6 +142,7 @@ func (f *fixture) testInvitation(t *testing.T) {
 	expect.NoError(t, err)
 	_, err = f.joinAs(t, "bern", newKey(t), token)
 	expectRefusal(t, err, protocol.CodeConflict, "another key")
+	// It renews its certificate, although it is not in the list.
 	_, err = f.joinAs(t, "bern", key, "")
 	expect.NoError(t, err)
 	if _, err := Invite(t.Context(), f.api, namespace, "bern", f.now.Add(time.Hour)); err == nil {
@@ -174,14 +175,14 @@ func newExternal(t *testing.T) external {
 }
 
 // issue returns a certificate as the original system's Certificate objects ask for.
-func (e external) issue(t *testing.T, name string, usage x509.ExtKeyUsage) tls.Certificate {
+func (e external) issue(t *testing.T, name string, usages ...x509.ExtKeyUsage) tls.Certificate {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	expect.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: mustSerial(t), Subject: pkix.Name{CommonName: name, Organization: []string{"clusters"}}, DNSNames: []string{name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, ExtKeyUsage: usages,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, e.ca, key.Public(), e.key)
 	expect.NoError(t, err)
@@ -263,6 +264,7 @@ func (f *fixture) testFiles(t *testing.T) {
 	}
 	for name, certificate := range map[string]*tls.Certificate{
 		"none": nil, "a serving one": new(first.issue(t, "genoa", x509.ExtKeyUsageServerAuth)),
+		"of no usage": new(first.issue(t, "genoa")), "of two usages": new(first.issue(t, "genoa", x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth)),
 		"no cluster ID": new(first.issue(t, "genoa.test", x509.ExtKeyUsageClientAuth)), "of another authority": new(second.issue(t, "genoa", x509.ExtKeyUsageClientAuth)),
 	} {
 		if id, err := first.dial(t, a, certificate); err == nil {
@@ -290,6 +292,10 @@ func (f *fixture) testFiles(t *testing.T) {
 	if _, err := second.dial(t, a, &genoa); err == nil {
 		t.Error("the first authority is still trusted")
 	}
+	// Where the broker issues certificates again, the approval is not for the first key that comes.
+	f.configure(t, broker.Joining{Admission: broker.AdmissionApproval})
+	_, err = f.joinAs(t, "genoa", newKey(t), f.token)
+	expectRefusal(t, err, protocol.CodeForbidden, "waits for approval")
 	f.decide(t, "genoa", broker.ApprovalRevoked)
 	_, err = second.dial(t, a, &renewed)
 	expectRefusal(t, err, protocol.CodeForbidden, "revoked")

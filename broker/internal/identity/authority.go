@@ -43,9 +43,10 @@ const (
 	serviceName = "spillway-broker"
 
 	servingValidity = 90 * 24 * time.Hour
-	// backdate is for clusters whose clock is behind.
-	backdate = 5 * time.Minute
 )
+
+// backdate is how long before now a certificate begins, for clusters whose clock is behind.
+func backdate(validity time.Duration) time.Duration { return min(time.Hour, validity/8) }
 
 // DefaultClientValidity is how long the certificate of an agent is valid. It is renewed at two
 // thirds of that.
@@ -80,6 +81,8 @@ type Authority struct {
 	Options
 	// cas are the own authority's.
 	cas atomic.Pointer[cas]
+	// published is what the ConfigMap has of them.
+	published string
 	// files are those of another authority; nil with the own one.
 	files *files
 
@@ -142,7 +145,7 @@ func (a *Authority) TLSConfig() *tls.Config {
 	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := config.Clone()
 		now.GetConfigForClient = nil
-		now.ClientCAs = a.cas.Load().clients(a.Clock.Now(), a.ClientValidity)
+		now.ClientCAs = a.cas.Load().clients()
 		return now, nil
 	}
 	return config
@@ -277,7 +280,7 @@ func (c *cas) sign(template *x509.Certificate, key crypto.PublicKey, now time.Ti
 	if template.SerialNumber, err = newSerial(); err != nil {
 		return nil, err
 	}
-	template.NotBefore = now.Add(-backdate)
+	template.NotBefore = now.Add(-backdate(template.NotAfter.Sub(now)))
 	if template.NotAfter.After(c.signer().NotAfter) {
 		template.NotAfter = c.signer().NotAfter
 	}

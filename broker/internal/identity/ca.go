@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 const (
@@ -45,15 +47,12 @@ type cas struct {
 
 func (c *cas) signer() *x509.Certificate { return c.own[0] }
 
-// clients are the CAs whose certificates are accepted: after a time, agents have renewed those of
-// an earlier one.
-func (c *cas) clients(now time.Time, validity time.Duration) *x509.CertPool {
+// clients are the CAs whose certificates are accepted. Those of an earlier one expire by themselves,
+// and count only with the key of a registration.
+func (c *cas) clients() *x509.CertPool {
 	pool := x509.NewCertPool()
-	pool.AddCert(c.own[0])
-	for i, ca := range c.own[1:] {
-		if replaced := c.own[i].NotBefore.Add(backdate); now.Before(replaced.Add(validity)) {
-			pool.AddCert(ca)
-		}
+	for _, ca := range c.own {
+		pool.AddCert(ca)
 	}
 	return pool
 }
@@ -65,7 +64,7 @@ func (c *cas) pem() (out []byte) {
 	return out
 }
 
-// parseCAs reads the Secret of the authority. One that an operator made may have no bundle.
+// parseCAs reads the Secret of the authority. One that an operator made has only its own CA.
 func parseCAs(secret *corev1.Secret, now time.Time) (*cas, error) {
 	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
@@ -81,7 +80,7 @@ func parseCAs(secret *corev1.Secret, now time.Time) (*cas, error) {
 		return nil, fmt.Errorf("the certificate expired on %s: delete the Secret, restart the broker, and upgrade the agents with the new broker.caHash and a join.token", pair.Leaf.NotAfter.Format(time.DateOnly))
 	}
 	c := &cas{own: []*x509.Certificate{pair.Leaf}, all: []*x509.Certificate{pair.Leaf}, key: signer}
-	if len(secret.Data[bundleKey]) == 0 {
+	if len(secret.Data[bundleKey]) == 0 || !isSpillways(secret) {
 		return c, nil
 	}
 	bundle, err := cert.ParseCertsPEM(secret.Data[bundleKey])
@@ -91,13 +90,22 @@ func parseCAs(secret *corev1.Secret, now time.Time) (*cas, error) {
 	for _, ca := range bundle {
 		switch {
 		case ca.Equal(pair.Leaf) || !ca.IsCA || now.After(ca.NotAfter):
-		case bytes.Equal(ca.RawSubject, ca.RawIssuer) && ca.CheckSignatureFrom(ca) == nil:
+		case selfSigned(ca):
 			c.own, c.all = append(c.own, ca), append(c.all, ca)
 		default:
 			c.all = append(c.all, ca)
 		}
 	}
 	return c, nil
+}
+
+// isSpillways reports whether the broker has made the Secret of the authority.
+func isSpillways(secret *corev1.Secret) bool {
+	return secret.Labels[broker.LabelManagedBy] == broker.ManagedBySpillway
+}
+
+func selfSigned(ca *x509.Certificate) bool {
+	return bytes.Equal(ca.RawSubject, ca.RawIssuer) && ca.CheckSignatureFrom(ca) == nil
 }
 
 // newCA makes a CA, and the Secret's content with those before it.
@@ -111,10 +119,13 @@ func newCA(now time.Time, before *cas) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if before != nil && (before.signer().MaxPathLen == 0 || !selfSigned(before.signer())) {
+		return nil, errors.New("the CA cannot sign another one that who trusts it trusts, too: replace Secret " + CAName + " yourself, and broker.caHash of all agents")
+	}
 	template := &x509.Certificate{
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: CAName, SerialNumber: serial.Text(16)},
-		NotBefore:             now.Add(-backdate),
+		NotBefore:             now.Add(-backdate(caValidity)),
 		NotAfter:              now.Add(caValidity),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
@@ -163,7 +174,16 @@ func Rotate(ctx context.Context, hub client.Client, namespace string, clock cloc
 	if err != nil {
 		return fmt.Errorf("reading Secret %s: %w", CAName, err)
 	}
-	if secret.Data, err = newCA(clock.Now(), before); err != nil {
+	return rotate(ctx, hub, secret, before, clock.Now())
+}
+
+// rotate replaces the Secret that was read, unless it has changed since.
+func rotate(ctx context.Context, hub client.Client, secret *corev1.Secret, before *cas, now time.Time) (err error) {
+	if !isSpillways(secret) {
+		return fmt.Errorf("the broker has not made Secret %s: replace it yourself, and broker.caHash of all agents", CAName)
+	}
+	secret = secret.DeepCopy()
+	if secret.Data, err = newCA(now, before); err != nil {
 		return fmt.Errorf("rotating the CA: %w", err)
 	}
 	if err := hub.Update(ctx, secret); err != nil {
@@ -202,20 +222,21 @@ func (a *Authority) reload(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading Secret %s: %w", CAName, err)
 	}
-	if before := a.cas.Load(); before == nil || !before.signer().Equal(read.signer()) {
-		a.cas.Store(read)
-		certificateExpiry.WithLabelValues("ca").Set(float64(read.signer().NotAfter.Unix()))
+	before := a.cas.Swap(read)
+	certificateExpiry.WithLabelValues("ca").Set(float64(read.signer().NotAfter.Unix()))
+	if before != nil && !before.signer().Equal(read.signer()) {
+		a.Log.Info("The CA has changed", "caHash", a.CAHash())
+	}
+	if now := string(read.pem()); now != a.published {
 		if err := a.publish(ctx); err != nil {
 			return fmt.Errorf("publishing the certificate authority in ConfigMap %s: %w", CAName, err)
 		}
-		if before != nil {
-			a.Log.Info("The CA has changed", "caHash", a.CAHash())
-		}
+		a.published = now
 	}
-	if left := read.signer().NotAfter.Sub(a.Clock.Now()); left < rotateBefore {
-		// Of concurrent replicas one writes.
-		if err := Rotate(ctx, a.Client, a.Namespace, a.Clock); err != nil && !apierrors.IsConflict(err) {
-			return err
+	if left := read.signer().NotAfter.Sub(a.Clock.Now()); left < rotateBefore && isSpillways(secret) {
+		// Of concurrent replicas one writes. It is tried again with the next look.
+		if err := rotate(ctx, a.Client, secret, read, a.Clock.Now()); err != nil && !apierrors.IsConflict(err) {
+			a.Log.Error(err, "Failed to replace the CA, which is used until it expires", "notAfter", read.signer().NotAfter)
 		}
 	}
 	return nil

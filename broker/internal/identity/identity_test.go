@@ -48,6 +48,7 @@ func TestAuthority(t *testing.T) {
 	t.Run("the number of clusters is limited", f.testClusterQuota)
 	t.Run("the authority is rotated while clusters call", f.testRotation)
 	t.Run("the authority is rotated in time", f.testDueRotation)
+	t.Run("an authority of others is not rotated", f.testForeignCA)
 	t.Run("operators decide about clusters", f.testAdmission)
 	t.Run("an invitation is for one key", f.testInvitation)
 	t.Run("certificates of another authority", f.testFiles)

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -196,12 +197,12 @@ func (a *Authority) admitted(ctx context.Context, clusterID, key string) error {
 	return err
 }
 
-// certifiedID is the cluster ID in a certificate. One of this authority names it twice, so that
-// no other certificate of it counts.
+// certifiedID is the cluster ID in a certificate. One of this authority names it twice, and one of
+// another is for clients only, so that no other certificate of it counts.
 func certifiedID(leaf *x509.Certificate, own bool) (string, error) {
 	clusterID := leaf.Subject.CommonName
-	if !protocol.ValidClusterID(clusterID) || own && (len(leaf.URIs) != 1 || leaf.URIs[0].String() != clusterURI(clusterID).String()) {
-		return "", refuse(protocol.CodeUnauthorized, "the certificate is not for a cluster: its common name must be a cluster ID, and the broker's own authority must have issued it by joining")
+	if !protocol.ValidClusterID(clusterID) || !own && !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) || own && (len(leaf.URIs) != 1 || leaf.URIs[0].String() != clusterURI(clusterID).String()) {
+		return "", refuse(protocol.CodeUnauthorized, "the certificate is not for a cluster: its common name must be a cluster ID, and the broker's own authority must have issued it by joining, or another one with usage client auth only")
 	}
 	return clusterID, nil
 }
