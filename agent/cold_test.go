@@ -52,8 +52,8 @@ func TestColdDryRun(t *testing.T) {
 
 			chosen, err := newDriver(o, driverOptions{client: c, config: config, clusterID: "paris", messenger: silent{}})
 			expect.NoError(t, err)
-			agent := hold.New(c, c, clientevents.NewFakeRecorder(100), chosen.provider, hold.Options{
-				Namespace: "default", Lending: o.lending, PeeringIdleTime: time.Hour, Recognizer: recognizerOf(o), GuestNamespaces: chosen.provider, ProofTimeout: 2 * expect.Deadline,
+			agent := hold.New(c, c, clientevents.NewFakeRecorder(100), chosen.Provider, hold.Options{
+				Namespace: "default", Lending: o.lending, PeeringIdleTime: time.Hour, Recognizer: recognizerOf(o), GuestNamespaces: chosen.GuestNamespaces, ProofTimeout: 2 * expect.Deadline,
 			})
 			eventually := func(what string, check func() (bool, string)) {
 				t.Helper()

@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/confine"
@@ -25,6 +24,7 @@ import (
 	liqoprovider "github.com/spillway-dev/spillway/agent/internal/peering/liqo/provider"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	"github.com/spillway-dev/spillway/agent/program"
 )
 
 // Values of --driver.
@@ -86,26 +86,7 @@ type driverOptions struct {
 	enqueueConsumer, enqueueProvider func(clusterID string)
 }
 
-// chosenDriver is both sides of the driver that --driver names.
-type chosenDriver struct {
-	driver interface {
-		peering.Driver
-		peering.Receiver
-		SetupWithManager(ctrl.Manager) error
-	}
-	provider interface {
-		peering.Provider
-		hold.GuestNamespaces
-		SetupWithManager(ctrl.Manager) error
-	}
-}
-
-// SetupWithManager adds the driver's watches.
-func (c chosenDriver) SetupWithManager(mgr ctrl.Manager) error {
-	return errors.Join(c.driver.SetupWithManager(mgr), c.provider.SetupWithManager(mgr))
-}
-
-func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
+func newDriver(o options, d driverOptions) (program.Driver, error) {
 	consumer := session.Options{
 		Client: d.client, ClusterID: d.clusterID, Messenger: d.messenger, Enqueue: d.enqueueConsumer,
 		ServiceAccount: types.NamespacedName{Namespace: o.namespace, Name: o.serviceAccount}, Log: ctrl.Log.WithName(o.driver),
@@ -123,12 +104,13 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 			AgentRole: o.guestsRole, TokenTTL: o.directTokenTTL, Networks: networks,
 			PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "",
 		}
-		if chosen.driver, err = direct.NewDriver(options); err != nil {
-			return chosenDriver{}, err
+		driver, err := direct.NewDriver(options)
+		if err != nil {
+			return program.Driver{}, err
 		}
 		options.Options = provider
-		chosen.provider, err = direct.NewProvider(options)
-		return chosen, err
+		offered, err := direct.NewProvider(options)
+		return program.Driver{Consumer: driver, Receiver: driver, Provider: offered, GuestNamespaces: offered, Watches: []program.Controller{driver, offered}}, err
 	}
 	options := liqo.Options{
 		Options: consumer, PodCIDRs: o.podCIDRs, OpenKubelets: o.liqoOpenKubelets, TenantRole: o.liqoTenantRole, Webhook: o.guestsWebhookCertDir != "",
@@ -140,15 +122,15 @@ func newDriver(o options, d driverOptions) (chosen chosenDriver, err error) {
 	if o.schedulerName != "" { // pods can overflow
 		forConsumer.ProviderNetworks = liqoconsumer.NewProviderNetworks(d.client, o.namespace, o.providerNetworks)
 	}
-	chosen.driver, err = liqoconsumer.New(forConsumer)
+	driver, err := liqoconsumer.New(forConsumer)
 	if err != nil {
-		return chosenDriver{}, err
+		return program.Driver{}, err
 	}
 	options.Options = provider
-	chosen.provider, err = liqoprovider.New(liqoprovider.Options{
+	offered, err := liqoprovider.New(liqoprovider.Options{
 		Options: options, GuestsRole: o.guestsRole, Networks: networks, PodSecurity: o.lending.PodSecurity, HandOver: o.placeholders.Namespace != "",
 	})
-	return chosen, err
+	return program.Driver{Consumer: driver, Receiver: driver, Provider: offered, GuestNamespaces: offered, Watches: []program.Controller{driver, offered}}, err
 }
 
 // apiServerCA is the CA that consumers verify this cluster's API server with: the

@@ -31,10 +31,8 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
-	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	agent "github.com/spillway-dev/spillway/agent/simulated"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
@@ -397,13 +395,10 @@ func (c *cluster) startAgent(url string) {
 	calls, err := protocol.NewClient(url, &tls.Config{InsecureSkipVerify: true, ServerName: c.id}, logr.Discard())
 	expect.NoError(c.t, err)
 	c.run(func(mgr manager.Manager) error {
-		nodes := virtualnode.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), c.driver, virtualnode.Options{
-			InstructionNamespace: broker.SystemNamespace, PeeringIdleTime: time.Hour, FinishedPodRetention: time.Second, ReadyTimeout: time.Minute, ShrinkDelay: 200 * time.Millisecond,
+		return agent.Add(c.t.Context(), mgr, agent.Options{
+			ClusterID: c.id, Namespace: broker.SystemNamespace, Endpoint: c.config.Host, Broker: connection{calls}, Grants: c.grants, VirtualNodes: c.driver,
+			Clock: clock.RealClock{}, Interval: 2 * time.Second, Lending: true,
 		})
-		return errors.Join(nodes.SetupWithManager(mgr), agent.Add(c.t.Context(), mgr, agent.Options{
-			ClusterID: c.id, Namespace: broker.SystemNamespace, Connection: connection{calls}, Grants: c.grants,
-			Clock: clock.RealClock{}, Interval: 2 * time.Second, Lending: true, InUse: nodes.InUse,
-		}))
 	})
 }
 

@@ -108,6 +108,8 @@ func TestImports(t *testing.T) {
 	_, all := packages(t)
 	const peering = module + "agent/internal/peering/"
 	drivers := []string{peering + "liqo/", peering + "direct/"}
+	// Controllers of the agent that no other of its rooms needs.
+	ofAgent := []string{"agent/internal/hold", "agent/internal/pods", "agent/internal/reachability", "agent/internal/reservation"}
 	for _, p := range all {
 		for _, dep := range p.Imports {
 			switch {
@@ -115,6 +117,8 @@ func TestImports(t *testing.T) {
 				t.Errorf("%s imports %s: only the scheduler plugin builds on k8s.io/kubernetes", p.ImportPath, dep)
 			case dep == module+"broker/internal/server" && p.ImportPath != "broker/program":
 				t.Errorf("%s imports %s: the broker that main runs is built in broker/program, for all", p.ImportPath, dep)
+			case slices.Contains(ofAgent, strings.TrimPrefix(dep, module)) && p.ImportPath != "agent/program":
+				t.Errorf("%s imports %s: the agent that main runs is built in agent/program, for all", p.ImportPath, dep)
 			case slices.ContainsFunc(drivers, func(driver string) bool {
 				return strings.HasPrefix(dep+"/", driver) && !strings.HasPrefix(module+p.ImportPath+"/", driver)
 			}) && p.ImportPath != "agent":

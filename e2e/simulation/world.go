@@ -260,7 +260,7 @@ func (w *world) startAgent(c *cluster) {
 		Name: "agent-" + c.id, Server: c.server, Scheme: scheme, Gate: w.gate, Writes: wrap(w, w.plant.agentWrites), Live: w.plant.agentLive,
 	})
 	must(agent.Add(context.Background(), c.program, agent.Options{
-		ClusterID: c.id, Namespace: namespace, Connection: &connection{world: w, cluster: c, program: c.program}, Grants: c.grants,
+		ClusterID: c.id, Namespace: namespace, Broker: &connection{world: w, cluster: c, program: c.program}, Grants: c.grants,
 		Clock: c.clock, Interval: beat, Lending: c.capacity > 0, Deaf: c.deaf, IgnoreGuests: w.plant.ignoreGuests,
 	}))
 	c.program.Run()

@@ -20,20 +20,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	"github.com/spillway-dev/spillway/agent/program"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/guest"
+	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 	"github.com/spillway-dev/spillway/e2e/playground/cluster"
@@ -151,28 +151,27 @@ profiles: [{schedulerName: %s%s}]
 	return err
 }
 
-// startAgent runs the part of the agent that holds capacity.
+// startAgent runs the agent, without a broker.
 func (p *provider) startAgent(ctx context.Context, config *rest.Config, placeholders bool) error {
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: p.cluster.Client.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"},
-		Controller: ctrlconfig.Controller{UsePriorityQueue: ptr.To(false), SkipNameValidation: ptr.To(true)},
-		Cache:      cache.Options{ByObject: inventory.CacheByObject()},
-	})
+	options := ctrl.Options{Scheme: p.cluster.Client.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: ctrlconfig.Controller{SkipNameValidation: ptr.To(true)}}
+	mgr, err := program.NewManager(config, options, program.Cached{InstructionNamespace: broker.SystemNamespace})
 	if err != nil {
 		return err
 	}
 	known := recognizer
 	known.Placeholder = func(pod *corev1.Pod) (string, bool) { return placeholder.ConsumerOf(pod, holdsNamespace) }
-	options := hold.Options{Namespace: broker.SystemNamespace, Lending: broker.Lending{Enabled: true}, Recognizer: known, PeeringIdleTime: time.Hour}
-	options.GuestNamespaces = fake.GuestNamespaces{Trial: guestsNamespace}
-	if placeholders {
-		options.Placeholders = placeholder.Options{Namespace: holdsNamespace, Image: placeholder.DefaultImage}
+	parts := program.Parts{
+		Namespace: broker.SystemNamespace, InstructionNamespace: broker.SystemNamespace, Broker: offline{}, Recognizer: known, Clock: clock.RealClock{},
+		Driver: func(func(string), func(string)) (program.Driver, error) {
+			return program.Driver{Consumer: fake.NewDriver(), Provider: fake.NewProvider(), GuestNamespaces: fake.GuestNamespaces{Trial: guestsNamespace}}, nil
+		},
+		Terms: inventory.Terms{ClusterID: "paris", Lending: broker.Lending{Enabled: true}}, AdvertisementInterval: 30 * time.Second,
+		PeeringIdleTime: time.Hour, FinishedPodRetention: time.Minute, ReleaseGrace: time.Minute, ProviderLostAfter: time.Minute,
 	}
-	tracker := inventory.NewTracker(known)
-	options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
-	agent := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), options)
-	tracker.GuestEnded, tracker.PlaceChanged = agent.Enqueue, agent.PlaceChanged
-	if err := errors.Join(tracker.SetupWithManager(mgr), agent.SetupWithManager(mgr)); err != nil {
+	if placeholders {
+		parts.Placeholders = placeholder.Options{Namespace: holdsNamespace, Image: placeholder.DefaultImage}
+	}
+	if err := program.Add(ctx, mgr, parts); err != nil {
 		return err
 	}
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -184,6 +183,20 @@ func (p *provider) startAgent(ctx context.Context, config *rest.Config, placehol
 	}
 	return nil
 }
+
+// offline is a connection on which nothing arrives: only advertisements are sent.
+type offline struct{ program.Broker }
+
+// Watch implements program.Broker.
+func (offline) Watch(ctx context.Context, _ protocol.Role, _ func(protocol.Event)) { <-ctx.Done() }
+
+// PublishAdvertisement implements program.Broker.
+func (offline) PublishAdvertisement(context.Context, broker.ClusterAdvertisementSpec) error {
+	return nil
+}
+
+// Beat implements program.Broker.
+func (offline) Beat(context.Context, protocol.Beat) (known bool, err error) { return true, nil }
 
 func (p *provider) stop() error {
 	err := p.stopAgent()
