@@ -58,7 +58,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 	}
 	of := r.of(consumer)
 	if !slices.Contains(consumers, consumer) {
-		of.unusedSince = time.Time{}
+		of.unusedSince, of.gone = time.Time{}, len(guests.Active) == 0
 		return reconcile.Result{}, nil
 	}
 	if r.GuestNamespaces != nil {
@@ -82,6 +82,6 @@ func (r *Reconciler) cleanUp(ctx context.Context, consumer string, guests invent
 	if !progress.Done {
 		return reconcile.Result{RequeueAfter: requeueAfter}, nil
 	}
-	of.unusedSince = time.Time{}
+	of.unusedSince, of.gone = time.Time{}, true
 	return reconcile.Result{}, nil
 }

@@ -122,8 +122,10 @@ type Reconciler struct {
 
 // consumer is what is known of one consumer.
 type consumer struct {
-	// unusedSince is when it was first seen with neither an instruction nor a guest.
+	// unusedSince is when it was first seen with neither an instruction nor a guest, and gone is set
+	// once it has no peering either.
 	unusedSince time.Time
+	gone        bool
 	// grant is what it was granted last, nil if that is not in effect, and grantWaits since when.
 	grant      *inEffect
 	grantWaits time.Time
@@ -298,6 +300,9 @@ func (r *Reconciler) reconcileConsumer(ctx context.Context, consumer string) (re
 	if retryAfter := r.moveGuests(ctx, consumer); retryAfter > 0 && (result.RequeueAfter == 0 || retryAfter < result.RequeueAfter) {
 		result.RequeueAfter = retryAfter
 	}
+	if r.of(consumer).gone {
+		delete(r.consumers, consumer)
+	}
 	return result, err
 }
 
@@ -311,6 +316,7 @@ func (r *Reconciler) decideConsumer(ctx context.Context, consumer string) (resul
 	}
 	if !slices.ContainsFunc(in.Instructions, func(i *broker.ProviderInstruction) bool { return i.Spec.RequesterClusterID == consumer }) {
 		of.grant, of.grantWaits, of.marking, of.prepared = nil, time.Time{}, false, false
+		r.takeChanged(consumer)
 		if _, err := r.prove(ctx, in, nil); err != nil {
 			return reconcile.Result{}, err
 		}

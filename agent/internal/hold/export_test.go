@@ -17,3 +17,10 @@ func (r *Reconciler) Enqueued() (consumers []string) {
 		}
 	}
 }
+
+// Known is the number of consumers of which anything is remembered.
+func (r *Reconciler) Known() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.consumers) + len(r.changed)
+}

@@ -104,7 +104,7 @@ func TestCandidates(t *testing.T) {
 		key := rapid.SampledFrom(keys).Draw(t, "key")
 		reservation := &broker.Reservation{Status: broker.ReservationStatus{ID: rapid.SampledFrom([]string{"", "hold-1"}).Draw(t, "ID")}}
 		found := map[Key]bool{}
-		for _, g := range index.ServedBy(reservation, key, resolve) {
+		for _, g := range index.ServedBy(reservation, key, true, resolve) {
 			if found[g.Key] {
 				t.Fatalf("%+v is found twice", g.Key)
 			}

@@ -7,10 +7,12 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
-// ServedBy returns the groups of pods, waiting or on virtual nodes, that belong to a Reservation
-// with a key, without what they request.
-func (x *Index) ServedBy(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) []Group {
-	return slices.DeleteFunc(x.candidatesWith(candidatesFor(reservation, key)...), func(g Group) bool { return !g.belongsTo(reservation, key, resolve) })
+// ServedBy returns the groups of pods on virtual nodes, and of those that wait if they may get one
+// (optedIn), that belong to a Reservation with a key, without what they request.
+func (x *Index) ServedBy(reservation *broker.Reservation, key demand.Key, optedIn bool, resolve demand.Resolve) []Group {
+	return slices.DeleteFunc(x.candidatesWith(candidatesFor(reservation, key)...), func(g Group) bool {
+		return g.Use == Waits && !optedIn || !g.belongsTo(reservation, key, resolve)
+	})
 }
 
 // candidatesFor returns what the pods of a Reservation with a key have at least one of.

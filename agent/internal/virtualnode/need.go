@@ -45,12 +45,12 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	shapes, onNode := map[string]bool{}, map[string]int32{}
 	optedIn := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
 	byHand := sync.OnceValues(func() (map[string]bool, error) { return r.byHand(ctx) })
-	for _, g := range r.Pods.ServedBy(reservation, key, r.ResolveOwners(ctx)) {
-		switch {
-		case g.Use == podindex.Waits && optedIn:
+	for _, g := range r.Pods.ServedBy(reservation, key, optedIn, r.ResolveOwners(ctx)) {
+		switch g.Use {
+		case podindex.Waits:
 			need.Pending = append(need.Pending, r.Pods.Members(g.Key)...)
 			shapes[g.Shape] = true
-		case g.Use == podindex.Runs:
+		case podindex.Runs:
 			if g.Hold != "" && g.Hold != demand.HoldLabel(reservation.Status.ID) {
 				// What is charged to a Reservation made by hand uses that instead.
 				holds, err := byHand()

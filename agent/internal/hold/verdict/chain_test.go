@@ -437,6 +437,20 @@ func TestRefusalStands(t *testing.T) {
 	}
 }
 
+// TestRefusalFollowsTheNodes: what does not fit the nodes, and an error has kept from being
+// told, is refused only as long as it does not fit.
+func TestRefusalFollowsTheNodes(t *testing.T) {
+	p := cpus("2")
+	p.add(asked("r1", 1, somePods(4)))
+	if got := outcome(p, p.chain(), "r1"); !strings.HasPrefix(got, "0 pods, InsufficientCapacity") {
+		t.Errorf("a node of 2 CPUs: %s", got)
+	}
+	p.nodes.Slots = cpus("10").nodes.Slots
+	if got := outcome(p, p.chain(), "r1"); !strings.HasPrefix(got, "4 pods, Accepted") {
+		t.Errorf("a node of 10 CPUs: %s", got)
+	}
+}
+
 // TestRecorded: until it is verified that no other agent holds the same, a larger hold that is
 // recorded is judged as one that is not.
 func TestRecorded(t *testing.T) {

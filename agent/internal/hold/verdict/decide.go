@@ -99,9 +99,11 @@ func (d Decision) waits() bool {
 	return d.state == open && (d.proof == placeholder.Waiting || d.untried != "")
 }
 
-// refuse is the decision to hold no more than a capacity, and why.
+// refuse is the decision to hold no more than a capacity, and why. It is remembered until the status
+// says so: to find it out again, what is given up with it would be needed again.
 func (d Decision) refuse(held broker.HeldCapacity, why *capacity.Rejection) Decision {
 	d.state, d.held, d.why = refused, held, why
+	d.known.refused = &refusal{d.instruction.Generation, held, why}
 	return d
 }
 
@@ -197,8 +199,9 @@ func (j *judge) decide(of *broker.ProviderInstruction) Decision {
 			d.state = reduced
 		}
 	default:
-		if why := j.refuse(of, want); why != nil {
-			return d.refuse(d.before, why)
+		if d.why = j.refuse(of, want); d.why != nil {
+			d.state = refused // as long as it does not fit
+			return d
 		}
 		d.held = want
 	}

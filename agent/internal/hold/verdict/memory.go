@@ -96,9 +96,7 @@ func (m *Memory) Recorded(decisions []Decision, verified bool) {
 func (m *Memory) Note(decisions []Decision) {
 	for _, d := range decisions {
 		k := m.at(d.instruction.UID)
-		if k.attempt, k.wait = d.known.attempt, d.known.wait; d.state == refused {
-			k.refused = &refusal{d.instruction.Generation, d.held, d.why}
-		}
+		k.attempt, k.wait, k.refused = d.known.attempt, d.known.wait, d.known.refused
 	}
 }
 
