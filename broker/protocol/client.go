@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -230,16 +230,15 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 			return &Error{Code: CodeTooLarge, Message: fmt.Sprintf("the request %s %s has %d bytes; the maximum is %d", method, path, len(encoded), MaxBody)}
 		}
 	}
-	backoff := c.backoff
+	backoff := wait.Backoff{Duration: c.backoff / 2, Factor: 2, Jitter: 1, Steps: callTries}
 	for try := 1; ; try++ {
 		err := c.once(ctx, method, path, query, encoded, response)
 		if err == nil || try == callTries || ctx.Err() != nil || !retriable(err) {
 			return err
 		}
-		if !sleep(ctx, retryAfter(err)+jitter(backoff)) {
+		if !sleep(ctx, retryAfter(err)+backoff.Step()) {
 			return err
 		}
-		backoff *= 2
 	}
 }
 
@@ -345,7 +344,7 @@ func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 			lostAt = time.Now()
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
-		if !sleep(ctx, min(retryAfter(err), maxBackoff)+jitter(c.reconnectAfter(time.Since(lostAt)))) {
+		if !sleep(ctx, min(retryAfter(err), maxBackoff)+c.reconnectAfter(time.Since(lostAt))) {
 			return
 		}
 	}
@@ -353,9 +352,9 @@ func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 
 // reconnectAfter is the backoff of a stream that was lost for a time: in proportion to
 // it, so that a short outage, such as the fail-over to another broker, ends soon for the
-// agent too.
+// agent too, and between half and all of that, so that many do not reconnect at once.
 func (c *Client) reconnectAfter(lost time.Duration) time.Duration {
-	return min(max(c.backoff, lost/8), maxBackoff)
+	return wait.Jitter(min(max(c.backoff, lost/8), maxBackoff)/2, 1)
 }
 
 func streamName(role Role) string {
@@ -421,12 +420,6 @@ func cause(ctx context.Context, err error) error {
 		return reason
 	}
 	return err
-}
-
-// jitter returns between half and all of a backoff, so that many clients do not
-// reconnect at once.
-func jitter(backoff time.Duration) time.Duration {
-	return backoff/2 + rand.N(backoff/2+1)
 }
 
 // sleep reports false if ctx ends before the duration.

@@ -125,7 +125,7 @@ func (k *Keeper) NeedLeaderElection() bool { return false }
 
 // Start obtains the identity and refreshes it until ctx ends.
 func (k *Keeper) Start(ctx context.Context) error {
-	backoff := newBackoff()
+	backoff := firstBackoff
 	for {
 		pause := refreshInterval
 		attempt, cancel := context.WithTimeout(ctx, callTimeout)
@@ -137,7 +137,7 @@ func (k *Keeper) Start(ctx context.Context) error {
 		if err != nil {
 			pause = min(backoff.Step(), refreshInterval)
 		} else {
-			backoff = newBackoff()
+			backoff = firstBackoff
 		}
 		k.set(obtained, err)
 		select {
@@ -148,9 +148,8 @@ func (k *Keeper) Start(ctx context.Context) error {
 	}
 }
 
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 10}
-}
+// firstBackoff is that after a success.
+var firstBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 10}
 
 // set records the outcome of an attempt. An identity obtained earlier remains in
 // use when an attempt fails.

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -16,25 +17,16 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 )
 
-const (
-	// daemonGrace is how long a DaemonSet's pod may wait for a virtual node: by then the API
-	// server knows the node, and denies the next pod.
-	daemonGrace = 2 * time.Second
-	// maxDaemonGrace limits the grace, which doubles with each pod of the same DaemonSet.
-	maxDaemonGrace = 10 * time.Minute
-)
+// daemonGrace is how long a DaemonSet's pod may wait for a virtual node, more with each pod of the
+// same DaemonSet: by then the API server knows the node, and denies the next pod. If it does not,
+// the deletions become rare.
+var daemonGrace = wait.Backoff{Duration: 2 * time.Second, Factor: 2, Cap: 10 * time.Minute, Steps: 10}
 
-// daemonBackoff is when a pod of one DaemonSet that waits for a virtual node may be deleted.
-// If none denies the creation of the next one, the deletions become rare.
+// daemonBackoff is when the pod of one DaemonSet that waits for a virtual node may be deleted, and
+// the grace of the next one.
 type daemonBackoff struct {
 	due   time.Time
-	grace time.Duration
-}
-
-// next returns the backoff after a deletion.
-func (b daemonBackoff) next(now time.Time) daemonBackoff {
-	grace := min(2*b.grace, maxDaemonGrace)
-	return daemonBackoff{due: now.Add(grace), grace: grace}
+	grace wait.Backoff
 }
 
 // deleteDaemons deletes the pods of DaemonSets that wait for a virtual node, and returns when
@@ -52,10 +44,13 @@ func (r *Reconciler) deleteDaemons(ctx context.Context, waiting []*corev1.Pod, p
 		}
 		backoff, known := state.daemons[owner.UID]
 		if !known {
-			backoff = daemonBackoff{due: now.Add(daemonGrace), grace: daemonGrace}
-		} else if !now.Before(backoff.due) {
-			backoff = backoff.next(now)
-			errs = append(errs, r.deleteDaemon(ctx, pod, provider))
+			backoff.grace = daemonGrace
+		}
+		if !now.Before(backoff.due) {
+			if known {
+				errs = append(errs, r.deleteDaemon(ctx, pod, provider))
+			}
+			backoff.due = now.Add(backoff.grace.Step())
 		}
 		state.daemons[owner.UID] = backoff
 		requeueAfter = min(requeueAfter, backoff.due.Sub(now))

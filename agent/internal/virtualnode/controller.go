@@ -65,6 +65,9 @@ const (
 	ResyncPeriod = 30 * time.Second
 )
 
+// stepBackoff is the backoff of a driver's step that has not failed.
+var stepBackoff = wait.Backoff{Duration: minRetry, Factor: 2, Cap: maxRetry, Steps: 3}
+
 // ControllerOptions are those of this controller and of package pods.
 var ControllerOptions = controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}
 

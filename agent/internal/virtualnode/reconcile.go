@@ -65,7 +65,7 @@ func (r *Reconciler) reconcileGrants(ctx context.Context, state *peeringState, s
 	r.recordCarried(s, p)
 	requeueAfter = ResyncPeriod
 	if !p.ready() || p.pending() {
-		requeueAfter = state.backOff()
+		requeueAfter = state.backoff.Step()
 	}
 	if p.err != nil {
 		log.FromContext(ctx).Error(p.err, "Failed to set up the virtual node", "provider", s.Provider, "retryAfter", requeueAfter)
@@ -245,11 +245,11 @@ func (r *Reconciler) reconcileAsked(ctx context.Context, state *peeringState, pe
 	state.peer, state.inEffect = peer, nil
 	peered, err := r.driver.EnsurePeering(ctx, peer)
 	if err != nil {
-		requeueAfter = state.backOff()
+		requeueAfter = state.backoff.Step()
 		log.FromContext(ctx).Error(err, "Failed to peer with a provider that has been asked for capacity", "provider", peer.ClusterID, "retryAfter", requeueAfter)
 		return requeueAfter
 	}
-	state.retryAfter = 0
+	state.backoff = stepBackoff
 	if !peered.Done {
 		return askedRetry
 	}
@@ -335,7 +335,7 @@ func (r *Reconciler) teardown(ctx context.Context, state *peeringState, provider
 	}
 	if !gone.Done {
 		logger.V(1).Info("Waiting for the peering to be removed", "reason", gone.Message)
-		return state.backOff(), nil
+		return state.backoff.Step(), nil
 	}
 	logger.Info("Removed the peering")
 	r.deleteState(provider)

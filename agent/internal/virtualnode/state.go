@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -26,8 +27,8 @@ type peeringState struct {
 	terminating bool
 	// late is what is not ready: the peering or the virtual node, or else grants of which
 	// no pod can use the node, by the UID of their instruction.
-	late       map[types.UID]*lateness
-	retryAfter time.Duration
+	late    map[types.UID]*lateness
+	backoff wait.Backoff
 	// inEffect is what the driver has done, nil if it is to be called.
 	inEffect *inEffect
 }
@@ -64,18 +65,12 @@ func sameNode(before, after *corev1.Node) bool {
 		equality.Semantic.DeepEqual(before.Spec, after.Spec) && equality.Semantic.DeepEqual(before.Status.Allocatable, after.Status.Allocatable)
 }
 
-// backOff returns the delay before the driver's step is tried again.
-func (s *peeringState) backOff() time.Duration {
-	s.retryAfter = min(max(2*s.retryAfter, minRetry), maxRetry)
-	return s.retryAfter
-}
-
 // observe records since when the virtual node, or else a grant that no pod can use there, is
 // not ready, and returns the progress with the time waited.
 func (s *peeringState) observe(p progress, snapshot *Snapshot, now time.Time, timeout time.Duration) progress {
 	before := s.late
 	s.late = map[types.UID]*lateness{}
-	wait := func(key types.UID, p progress) progress {
+	late := func(key types.UID, p progress) progress {
 		s.late[key] = before[key]
 		if s.late[key] == nil {
 			s.late[key] = &lateness{since: now}
@@ -86,10 +81,10 @@ func (s *peeringState) observe(p progress, snapshot *Snapshot, now time.Time, ti
 	}
 	if !p.ready() {
 		maps.Copy(s.late, before) // what is known of grants counts again with the node
-		return wait(theNode, p)
+		return late(theNode, p)
 	}
 	if !p.pending() {
-		s.retryAfter = 0
+		s.backoff = stepBackoff
 	}
 	p.unmapped = map[types.UID]progress{}
 	for _, g := range snapshot.Grants {
@@ -100,7 +95,7 @@ func (s *peeringState) observe(p progress, snapshot *Snapshot, now time.Time, ti
 		own := p
 		own.node.Done, own.node.Reason, own.node.Message = false, why.Reason, why.Message
 		own.noPod, own.unmapped = true, nil
-		own = wait(g.Instruction.UID, own)
+		own = late(g.Instruction.UID, own)
 		own.final = why.Final || own.overdue
 		p.unmapped[g.Instruction.UID] = own
 	}
@@ -127,7 +122,7 @@ func (r *Reconciler) state(provider string) *peeringState {
 	defer r.mu.Unlock()
 	state := r.peerings[provider]
 	if state == nil {
-		state = &peeringState{peer: peering.Peer{ClusterID: provider}, lastGrant: r.Clock.Now()}
+		state = &peeringState{peer: peering.Peer{ClusterID: provider}, lastGrant: r.Clock.Now(), backoff: stepBackoff}
 		r.peerings[provider] = state
 	}
 	return state
