@@ -188,7 +188,7 @@ func start(t *testing.T, program string, config *rest.Config, arguments ...strin
 	expect.NoError(t, clientcmd.WriteToFile(*access, kubeconfig))
 	log, err := os.Create(filepath.Join(dir, "log"))
 	expect.NoError(t, err)
-	command := exec.Command(program, append(arguments, "--namespace=default", "--metrics-bind-address=0")...)
+	command := exec.Command(program, append([]string{"--namespace=default", "--metrics-bind-address=0"}, arguments...)...)
 	command.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -25,21 +25,22 @@ import (
 )
 
 // TestCertificatesOfAnotherAuthority runs the broker and an agent with the files that cert-manager
-// would mount, and the flags of the original system. The agent takes its ID from its certificate.
+// would mount, and the flags of the original system, in clusters with the CRDs and nothing else. The agent takes its ID
+// from its certificate.
 func TestCertificatesOfAnotherAuthority(t *testing.T) {
-	hubConfig, romeConfig := controlplane.Start(t), controlplane.Start(t, liqoCRDs(t))
+	hubConfig, romeConfig := controlplane.Start(t), controlplane.Start(t)
 	hub, rome := newClient(t, hubConfig), newClient(t, romeConfig)
 	createNode(t, rome)
 	a := newCertAuthority(t)
 	program, server := build(t, "agent"), build(t, "broker")
 	address := freeAddress(t)
-	ended := start(t, server, hubConfig, "--listen="+address, "--broker-interface=http", "--health-probe-bind-address="+freeAddress(t), "--tls-cert-path="+a.directory("spillway-broker", x509.ExtKeyUsageServerAuth))
+	ended := start(t, server, hubConfig, "--namespace="+broker.SystemNamespace, "--listen="+address, "--broker-interface=http", "--health-probe-bind-address="+freeAddress(t), "--tls-cert-path="+a.directory("spillway-broker", x509.ExtKeyUsageServerAuth))
 	certPath := a.directory("rome", x509.ExtKeyUsageClientAuth)
 	start(t, program, romeConfig, "--broker-transport=http", "--broker-url=https://"+address, "--broker-cert-path="+certPath,
-		"--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+romeConfig.Host, "--placeholders-namespace=")
+		"--health-probe-bind-address="+freeAddress(t), "--api-server-endpoint="+romeConfig.Host, "--placeholders-namespace=", "--driver=direct", "--namespace="+broker.SystemNamespace)
 	eventually(t, ended, "the advertisement of rome", func() error {
 		ad := &broker.ClusterAdvertisement{}
-		if err := hub.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "rome"}, ad); err != nil {
+		if err := hub.Get(t.Context(), client.ObjectKey{Namespace: broker.SystemNamespace, Name: "rome"}, ad); err != nil {
 			return err
 		}
 		if !ad.Status.Active {
@@ -48,7 +49,7 @@ func TestCertificatesOfAnotherAuthority(t *testing.T) {
 		return nil
 	})
 	registration := &broker.ClusterRegistration{}
-	expect.NoError(t, hub.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "rome"}, registration))
+	expect.NoError(t, hub.Get(t.Context(), client.ObjectKey{Namespace: broker.SystemNamespace, Name: "rome"}, registration))
 	if registration.Status.Phase != broker.RegistrationApproved {
 		t.Errorf("the registration is %s", registration.Status.Phase)
 	}
@@ -56,7 +57,7 @@ func TestCertificatesOfAnotherAuthority(t *testing.T) {
 	reservation := newReservation(t, rome, 2)
 	eventually(t, ended, "spillway-agent decision with the certificate", func() error {
 		var out strings.Builder
-		err := printDecision(t.Context(), func() (*rest.Config, error) { return romeConfig, nil }, []string{"--broker-url=https://" + address, "--broker-cert-path=" + certPath, "--namespace=default", client.ObjectKeyFromObject(reservation).String()}, &out)
+		err := printDecision(t.Context(), func() (*rest.Config, error) { return romeConfig, nil }, []string{"--broker-url=https://" + address, "--broker-cert-path=" + certPath, "--namespace=" + broker.SystemNamespace, client.ObjectKeyFromObject(reservation).String()}, &out)
 		if text := out.String(); err != nil || !strings.HasPrefix(text, "CLUSTER") {
 			return fmt.Errorf("%v: %s", err, text)
 		}
@@ -70,7 +71,7 @@ func TestCertificatesOfAnotherAuthority(t *testing.T) {
 		err := hub.Get(t.Context(), client.ObjectKeyFromObject(registration), registration)
 		ads := &broker.ClusterAdvertisementList{}
 		if err == nil {
-			err = hub.List(t.Context(), ads, client.InNamespace("default"))
+			err = hub.List(t.Context(), ads, client.InNamespace(broker.SystemNamespace))
 		}
 		if err == nil && (registration.Status.Phase != broker.RegistrationRevoked || len(ads.Items) > 0) {
 			err = fmt.Errorf("it is %s, with %d advertisements", registration.Status.Phase, len(ads.Items))

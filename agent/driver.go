@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -57,6 +58,15 @@ func recognizerOf(o options) inventory.Recognizer {
 func addDriverToScheme(scheme *runtime.Scheme, o options) error {
 	if o.driver == driverLiqo {
 		return liqo.AddToScheme(scheme)
+	}
+	return nil
+}
+
+// checkDriver returns an error if the cluster lacks what the driver needs: the agent would wait for
+// it without a word.
+func checkDriver(mapper meta.RESTMapper, o options) error {
+	if o.driver == driverLiqo {
+		return liqo.Installed(mapper)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -111,6 +112,9 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err != nil {
 		return fmt.Errorf("creating a client: %w", err)
 	}
+	if err := errors.Join(checkDriver(mgr.GetRESTMapper(), o), ensureNamespaces(ctx, live, o)); err != nil {
+		return err
+	}
 	clusterID, err := findClusterID(ctx, live, o)
 	if err != nil {
 		return err
@@ -156,6 +160,18 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		SchedulerName: o.schedulerName, OwnerKinds: o.ownerKinds, FinishedPodRetention: o.finishedPodRetention,
 		ReleaseGrace: o.releaseGrace, ProviderLostAfter: o.providerLostAfter, PeeringIdleTime: o.peeringIdleTime, Clock: clock.RealClock{},
 	}))
+}
+
+// ensureNamespaces creates the namespaces of an agent that is run by hand: the chart's has them, and
+// no permission to do it.
+func ensureNamespaces(ctx context.Context, live client.Client, o options) error {
+	for _, name := range []string{o.namespace, o.instructionNamespace, o.advertisementNamespace} {
+		err := live.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsForbidden(err) {
+			return fmt.Errorf("creating namespace %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // prices names the ConfigMap with the prices, none where empty.

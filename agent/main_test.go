@@ -197,6 +197,15 @@ func checkUnreachableBroker(t *testing.T, ended <-chan error, c client.Client, r
 }
 
 // TestDirectNeedsNoLiqo runs the agent in a cluster without Liqo's types.
+// TestWithoutLiqo: the agent says what to do, and does not wait for types that do not come.
+func TestWithoutLiqo(t *testing.T) {
+	o, err := parse([]string{"--broker-transport=http", "--broker-url=https://127.0.0.1:1", "--broker-cert-path=/nowhere", "--namespace=default", "--metrics-bind-address=0", "--health-probe-bind-address=0"})
+	expect.NoError(t, err)
+	if err := run(t.Context(), controlplane.Start(t), o); err == nil || !strings.Contains(err.Error(), "ForeignCluster.core.liqo.io: install Liqo first, or set --driver=direct") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestDirectNeedsNoLiqo(t *testing.T) {
 	restConfig := controlplane.Start(t)
 	c := newClient(t, restConfig)

@@ -7,6 +7,9 @@ import (
 	"net"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -93,6 +96,11 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme()})
 	if err != nil {
 		return nil, fmt.Errorf("creating the client: %w", err)
+	}
+	// Of a broker that is run by hand: the chart's has it, and no permission to do it.
+	err = live.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.Namespace}})
+	if err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsForbidden(err) {
+		return nil, fmt.Errorf("creating namespace %s: %w", o.Namespace, err)
 	}
 	authority, err := identity.New(ctx, identity.Options{
 		Client: live, Cache: mgr.GetClient(), Namespace: o.Namespace, Names: o.Names,

@@ -13,7 +13,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -47,6 +49,20 @@ type Options struct {
 
 	// prepared is when a tenant namespace last got its objects, by UID.
 	prepared *sync.Map
+}
+
+// Installed returns an error that says what to do in a cluster without Liqo's types.
+func Installed(mapper meta.RESTMapper) error {
+	for _, kind := range []schema.GroupKind{
+		liqov1beta1.GroupVersion.WithKind("ForeignCluster").GroupKind(), authv1beta1.GroupVersion.WithKind("Tenant").GroupKind(), offloadingv1beta1.SchemeGroupVersion.WithKind("VirtualNode").GroupKind(),
+	} {
+		if _, err := mapper.RESTMapping(kind); meta.IsNoMatchError(err) {
+			return fmt.Errorf("driver liqo needs Liqo 1.2 in this cluster, which has no %s: install Liqo first, or set --driver=direct (value driver of the chart), which needs no other software", kind)
+		} else if err != nil {
+			return fmt.Errorf("looking for Liqo's types: %w", err)
+		}
+	}
+	return nil
 }
 
 // Complete checks the options and sets defaults.
