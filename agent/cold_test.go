@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -54,6 +55,7 @@ func TestColdDryRun(t *testing.T) {
 			expect.NoError(t, err)
 			agent := hold.New(c, c, clientevents.NewFakeRecorder(100), chosen.Provider, hold.Options{
 				Namespace: "default", Lending: o.lending, PeeringIdleTime: time.Hour, Recognizer: recognizerOf(o), GuestNamespaces: chosen.GuestNamespaces, ProofTimeout: 2 * expect.Deadline,
+				Observe: func(ctx context.Context) (hold.Observed, error) { return holdtest.Observed(ctx, c, recognizerOf(o)) },
 			})
 			eventually := func(what string, check func() (bool, string)) {
 				t.Helper()

@@ -43,7 +43,7 @@ type Options struct {
 	// CopyName and CopyNamespace name the ClusterAdvertisement in this cluster that
 	// users can read; there is none where CopyName is empty.
 	CopyName, CopyNamespace string
-	// Inventory has nodes and pods; where nil, they are listed for each measurement.
+	// Inventory has nodes and pods.
 	Inventory *inventory.Tracker
 	// Unlisted returns the holds that the broker does not list; none where nil.
 	Unlisted func(ctx context.Context) ([]broker.UnlistedHold, error)
@@ -258,18 +258,10 @@ func (p *Publisher) step(ctx context.Context, onBeat bool) error {
 }
 
 func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertisementSpec, err error) {
-	if p.Inventory != nil {
-		if err := p.Inventory.WaitSynced(ctx); err != nil {
-			return spec, err
-		}
-		spec = p.Inventory.Measure(p.Terms, p.Clock.Now(), p.sequence)
-	} else {
-		cluster, err := inventory.Read(ctx, p.cached, p.Recognizer)
-		if err != nil {
-			return spec, err
-		}
-		spec = inventory.Measure(cluster, p.Terms, p.Clock.Now(), p.sequence)
+	if err := p.Inventory.WaitSynced(ctx); err != nil {
+		return spec, err
 	}
+	spec = p.Inventory.Measure(p.Terms, p.Clock.Now(), p.sequence)
 	if spec.Cost, err = p.cost(ctx); err != nil {
 		return spec, err
 	}

@@ -73,15 +73,16 @@ func TestPublisher(t *testing.T) {
 	expect.NoError(t, err)
 	hub := transporttest.New("paris")
 	connected := &connections{}
+	tracker := inventory.NewTracker(inventory.Recognizer{Guest: inventory.AnyOf()})
 	publisher := advertise.New(hub, connected, advertise.Options{
 		Terms:      inventory.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
-		Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()},
+		Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()}, Inventory: tracker,
 		// Longer than the test, so that only changes are published.
 		Interval: time.Hour, Debounce: 50 * time.Millisecond,
 		CopyName: "own", CopyNamespace: "default",
 		Prices: types.NamespacedName{Namespace: "default", Name: "prices"}, Currency: "EUR",
 	})
-	expect.NoError(t, publisher.SetupWithManager(mgr))
+	expect.NoError(t, errors.Join(tracker.SetupWithManager(mgr), publisher.SetupWithManager(mgr)))
 	ctx := t.Context()
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(ctx) }()

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -50,6 +51,7 @@ func (e *env) agent(c client.Client, changes ...func(*hold.Options)) *hold.Recon
 	if len(e.guestNamespaces) > 0 {
 		options.GuestNamespaces = fake.GuestNamespaces{Of: func(string) []string { return e.guestNamespaces }}
 	}
+	options.Observe = func(ctx context.Context) (hold.Observed, error) { return holdtest.Observed(ctx, c, options.Recognizer) }
 	for _, change := range changes {
 		change(&options)
 	}

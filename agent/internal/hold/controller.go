@@ -56,8 +56,7 @@ type Options struct {
 	// PeeringIdleTime is how long consumers keep an idle peering. The provider removes
 	// it after twice that and five minutes.
 	PeeringIdleTime time.Duration
-	// Observe returns the state of nodes and pods; where nil, they are listed with the
-	// client each time.
+	// Observe returns the state of nodes and pods.
 	Observe func(ctx context.Context) (Observed, error)
 	// Placeholders of the holds; none if its namespace is empty: then a hold is only
 	// accounted for. With them, PlaceChanged is to be called for each change of a place.
@@ -165,9 +164,6 @@ func New(c client.Client, live client.Reader, recorder events.EventRecorder, pro
 	}
 	if options.Debounce == 0 {
 		options.Debounce = time.Second
-	}
-	if options.Observe == nil {
-		options.Observe = func(ctx context.Context) (Observed, error) { return inventory.Read(ctx, c, options.Recognizer) }
 	}
 	return &Reconciler{
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,

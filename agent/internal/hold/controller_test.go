@@ -195,9 +195,7 @@ func startWith(t *testing.T, restConfig *rest.Config, change func(*hold.Options)
 	change(&options)
 	tracker := inventory.NewTracker(options.Recognizer)
 	e.tracker = tracker
-	if options.Placeholders.Namespace != "" {
-		options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
-	}
+	options.Observe = func(ctx context.Context) (hold.Observed, error) { return tracker, tracker.WaitSynced(ctx) }
 	e.reconciler = hold.New(countingClient{mgr.GetClient(), e.patches}, mgr.GetAPIReader(), recorder, provider, options)
 	tracker.PlaceChanged = e.reconciler.PlaceChanged
 	expect.NoError(t, errors.Join(tracker.SetupWithManager(mgr), e.reconciler.SetupWithManager(mgr)))

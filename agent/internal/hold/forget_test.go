@@ -1,6 +1,7 @@
 package hold_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -29,6 +30,9 @@ func TestConsumerThatLeft(t *testing.T) {
 	clock, provider := clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), driver.NewProvider()
 	r := hold.New(c, c, events.NewFakeRecorder(10), provider, hold.Options{
 		Namespace: namespace, Recognizer: inventory.Recognizer{Guest: guestOf}, PeeringIdleTime: time.Hour, Clock: clock,
+		Observe: func(context.Context) (hold.Observed, error) {
+			return inventory.NewTracker(inventory.Recognizer{Guest: guestOf}), nil
+		},
 	})
 	reconcileRome := func(want int) {
 		t.Helper()

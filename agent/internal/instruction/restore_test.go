@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold"
+	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
@@ -47,7 +48,12 @@ func startProvider(t *testing.T, b *transporttest.Broker) (client.Client, *instr
 	})
 	expect.NoError(t, err)
 	mirror := transport.NewProviderMirror(b)
-	holds := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), hold.Options{Namespace: "default", Lending: broker.Lending{Enabled: true}, PeeringIdleTime: time.Hour})
+	holds := hold.New(mgr.GetClient(), mgr.GetAPIReader(), events.NewRecorder(mgr.GetEventRecorder("spillway-agent")), fake.NewProvider(), hold.Options{
+		Namespace: "default", Lending: broker.Lending{Enabled: true}, PeeringIdleTime: time.Hour,
+		Observe: func(ctx context.Context) (hold.Observed, error) {
+			return holdtest.Observed(ctx, mgr.GetClient(), inventory.Recognizer{})
+		},
+	})
 	provided := instruction.NewProvider(mgr.GetClient(), "default", b, mirror, clock.RealClock{})
 	expect.NoError(t, errors.Join(mgr.Add(mirror), holds.SetupWithManager(mgr), provided.SetupWithManager(mgr)))
 	ctx, cancel := context.WithCancel(context.Background())

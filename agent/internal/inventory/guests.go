@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -52,32 +51,6 @@ type Guests struct {
 	Active []corev1.ResourceList
 }
 
-// Guests returns the guests of each consumer. Those on a node that is gone, not Ready or
-// cordoned have no place: they do not run there, or are to leave it.
-func (c *Cluster) Guests() map[string]Guests {
-	offered := map[string]bool{}
-	for _, n := range c.Nodes {
-		offered[n.Name] = c.Recognizer.Eligible(n)
-	}
-	out := map[string]Guests{}
-	for _, pod := range c.Pods {
-		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
-			continue
-		}
-		consumer, ok := c.GuestOf(pod)
-		if !ok || Finished(pod) {
-			continue
-		}
-		guests, requests := out[consumer], Requests(pod)
-		guests.Active = append(guests.Active, requests)
-		if offered[pod.Spec.NodeName] {
-			guests.Placed = append(guests.Placed, Guest{requests, pod.Labels[broker.LabelHold]})
-		}
-		out[consumer] = guests
-	}
-	return out
-}
-
 // Places are the guests of one consumer that have not finished, and its placeholders.
 // The pods must not be changed. Requests are those of the guests, one by one.
 type Places struct {
@@ -90,48 +63,8 @@ func (p Places) Guest(i int) Guest {
 	return Guest{p.Requests[i], p.Guests[i].Labels[broker.LabelHold]}
 }
 
-// Places returns those of a consumer.
-func (c *Cluster) Places(consumer string) Places {
-	var out Places
-	for _, pod := range c.Pods {
-		if of, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
-			if of == consumer {
-				out.Placeholders = append(out.Placeholders, pod)
-			}
-		} else if of, guest := c.GuestOf(pod); guest && of == consumer && !Finished(pod) {
-			out.Guests, out.Requests = append(out.Guests, pod), append(out.Requests, Requests(pod))
-		}
-	}
-	return out
-}
-
-// Node returns a node, nil if it does not exist.
-func (c *Cluster) Node(name string) *corev1.Node {
-	for _, n := range c.Nodes {
-		if n.Name == name {
-			return n
-		}
-	}
-	return nil
-}
-
 // Runs reports whether the pods that are bound to a node (nil for none) run there.
 func Runs(n *corev1.Node) bool { return n != nil && ready(n) }
-
-// Pending returns the cluster's own pods with at least a priority that wait for a
-// node, as the capacity that they need.
-func (c *Cluster) Pending(priority int32) []broker.PodSet {
-	var out []broker.PodSet
-	for _, pod := range c.Pods {
-		if _, placeholder := c.Recognizer.PlaceholderFor(pod); placeholder {
-			continue
-		}
-		if _, guest := c.GuestOf(pod); !guest && waits(pod) && nodeOf(pod, "") == "" && ptr.Deref(pod.Spec.Priority, 0) >= priority {
-			out = append(out, claimOf(pod))
-		}
-	}
-	return out
-}
 
 // waits reports whether a pod waits for a node.
 func waits(pod *corev1.Pod) bool {

@@ -25,12 +25,6 @@ type Terms struct {
 	Region, Zone string
 }
 
-// Measure computes the cluster's advertisement.
-func Measure(cluster *Cluster, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
-	eligible, used := cluster.usage()
-	return measure(eligible, used, !cluster.Recognizer.DropsSelection, terms, now, sequence)
-}
-
 // measure computes the advertisement of eligible nodes and what uses them.
 // selectionCarried is whether guests keep the node selector of their pods.
 func measure(eligible []*corev1.Node, usageOf func(node string) *usage, selectionCarried bool, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {

@@ -24,8 +24,8 @@ import (
 )
 
 // Tracker keeps what the nodes have free and what uses them, so that the cost of a
-// change does not grow with the number of pods. It equals a Cluster of the same objects.
-// It is safe for concurrent use.
+// change does not grow with the number of pods. It equals a Tracker in
+// which the same objects are set for the first time. It is safe for concurrent use.
 type Tracker struct {
 	recognizer Recognizer
 	// synced report whether the objects that existed at the start have been set.
@@ -331,14 +331,16 @@ func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.Clu
 	return measure(t.eligible(), t.usageOf, !t.recognizer.DropsSelection, terms, now, sequence)
 }
 
-// Slots are as those of a Cluster.
+// Slots are the eligible nodes less a headroom, sorted by name, each a slot of its own with the
+// name of the node class that it is advertised in.
 func (t *Tracker) Slots(headroom corev1.ResourceList) []capacity.Slot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slots(freeNodes(t.eligible(), t.usageOf, headroom))
 }
 
-// Guests are as those of a Cluster, sorted by the pods' names.
+// Guests returns the guests of each consumer, sorted by the pods' names. Those on a node that is
+// gone, not Ready or cordoned have no place: they do not run there, or are to leave it.
 func (t *Tracker) Guests() map[string]Guests {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -357,7 +359,7 @@ func (t *Tracker) Guests() map[string]Guests {
 	return out
 }
 
-// Places are as those of a Cluster, sorted by the pods' names.
+// Places are those of a consumer, sorted by the pods' names.
 func (t *Tracker) Places(consumer string) Places {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -379,7 +381,8 @@ func (t *Tracker) Node(name string) *corev1.Node {
 	return t.nodes[name]
 }
 
-// Pending are as those of a Cluster, sorted by the pods' names.
+// Pending returns the cluster's own pods with at least a priority that wait for a node, sorted by
+// their names, as the capacity that they need.
 func (t *Tracker) Pending(priority int32) []broker.PodSet {
 	t.mu.Lock()
 	defer t.mu.Unlock()

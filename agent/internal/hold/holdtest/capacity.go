@@ -1,4 +1,4 @@
-// Package holdtest makes capacities for the tests of holds.
+// Package holdtest makes capacities for the tests of holds, and observes clusters.
 package holdtest
 
 import (

@@ -175,7 +175,7 @@ func TestAdvertisedCapacityIsAccepted(t *testing.T) {
 			account = &capacity.Account{Free: available, Available: available}
 		}
 
-		spec := inventory.Measure(cluster, inventory.Terms{Headroom: headroom}, time.Time{}, 1)
+		spec := cluster.Measure(inventory.Terms{Headroom: headroom}, time.Time{}, 1)
 		packer := capacity.NewPacker(capacity.Slots(spec.NodeClasses))
 		packer.Reserve(sets, divisible)
 		placed, _ := packer.Pack(want, account)
@@ -195,8 +195,8 @@ func TestAdvertisedCapacityIsAccepted(t *testing.T) {
 }
 
 // drawCluster makes nodes with and without a label and a taint, and pods on them.
-func drawCluster(t *rapid.T, draw func(string, int64) corev1.ResourceList) *inventory.Cluster {
-	cluster := &inventory.Cluster{Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()}}
+func drawCluster(t *rapid.T, draw func(string, int64) corev1.ResourceList) *inventory.Tracker {
+	cluster := inventory.NewTracker(inventory.Recognizer{Guest: inventory.AnyOf()})
 	for i := range rapid.IntRange(0, 12).Draw(t, "nodes") {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i), Labels: map[string]string{corev1.LabelHostname: fmt.Sprintf("n%d", i)}}}
 		if rapid.Bool().Draw(t, "ssd") {
@@ -208,9 +208,9 @@ func drawCluster(t *rapid.T, draw func(string, int64) corev1.ResourceList) *inve
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		node.Status.Allocatable = draw("node", 16)
 		node.Status.Allocatable[corev1.ResourcePods] = *resource.NewQuantity(rapid.Int64Range(0, 6).Draw(t, "max pods"), resource.DecimalSI)
-		cluster.Nodes = append(cluster.Nodes, node)
-		for range rapid.IntRange(0, 2).Draw(t, "pods") {
-			cluster.Pods = append(cluster.Pods, &corev1.Pod{Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{
+		cluster.Set(node)
+		for j := range rapid.IntRange(0, 2).Draw(t, "pods") {
+			cluster.Set(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node.Name, j)}, Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{
 				{Resources: corev1.ResourceRequirements{Requests: draw("pod", 4)}}}}})
 		}
 	}
