@@ -62,15 +62,14 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 	if !p.AnyLeader {
 		mgr = leader
 	}
-	receipts := server.NewReceipts(p.Clock)
 	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Clock)
-	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: receipts, Clock: p.Clock, Workers: p.Workers})
+	clusters := advertisement.New(advertisement.Options{Committer: committer, Clock: p.Clock, Workers: p.Workers})
 	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
 	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)); err != nil {
 		return nil, err
 	}
 	rest, err := server.New(mgr, server.Options{
-		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Receipts: receipts,
+		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Store: committer.Store,
 		Observed: leader.Observe, Log: p.Log, Clock: p.Clock,
 	})
 	if err != nil {

@@ -18,15 +18,14 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
-	"github.com/spillway-dev/spillway/broker/internal/settings"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // StoreAdvertisement creates or updates the ClusterAdvertisement named spec.ClusterID
 // and its account (reserved, available, active). An advertisement without changes is not
 // written. The caller has verified that the spec is the
-// cluster's own, and Freshness knows of it already: a cluster that is fresh again
-// may be chosen for queued Reservations at once. An advertisement that is older than one received before
+// cluster's own. An advertisement that is older than one received before
 // is ignored: the error is a *protocol.OutdatedError. One that is too large to be in one
 // object with the ledger is refused: the error is a *protocol.Error.
 func (c *Clusters) StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -41,55 +40,43 @@ func (c *Clusters) StoreAdvertisement(ctx context.Context, spec broker.ClusterAd
 			return &protocol.Error{Code: protocol.CodeTooLarge, Message: fmt.Sprintf("the advertisement has %d bytes, the maximum beside what the cluster holds is %d: give the nodes fewer distinct labels and taints", bytes, most)}
 		}
 	}
-	config, err := c.hub.Settings(ctx)
-	if err != nil {
-		return err
-	}
+	// Before it is stored, because storing enqueues Reservations, for which the cluster must
+	// be fresh.
+	before, now := c.store.Receive(spec.ClusterID, 0)
 	if err := c.storeSpec(ctx, spec); err != nil {
+		c.store.Unreceive(spec.ClusterID, before, now)
 		return err
 	}
-	c.received(config, spec.ClusterID, spec.Sequence)
+	c.received(spec.ClusterID, spec.Sequence, before)
 	return nil
 }
 
 // Beat does what StoreAdvertisement does with an advertisement that has the content of the
 // stored one. It reports false if there is something to store or to refuse: then it has done
 // nothing.
-func (c *Clusters) Beat(ctx context.Context, cluster string, beat protocol.Beat) (known bool, err error) {
-	config, err := c.hub.Settings(ctx)
-	if err != nil {
-		return false, err
-	}
+func (c *Clusters) Beat(cluster string, beat protocol.Beat) (known bool) {
 	stored := c.store.Advertisement(cluster)
-	c.mu.Lock()
-	latest := c.latest[cluster]
-	c.mu.Unlock()
+	before := c.store.Receipt(cluster)
 	if stored == nil || !stored.Status.Active || stored.Status.ObservedGeneration != stored.Generation ||
-		max(latest, stored.Spec.Sequence) > beat.Sequence || protocol.Digest(stored.Spec) != beat.Digest {
-		return false, nil
+		max(before.Sequence, stored.Spec.Sequence) > beat.Sequence || protocol.Digest(stored.Spec) != beat.Digest {
+		return false
 	}
-	c.received(config, cluster, beat.Sequence)
-	return true, nil
+	c.received(cluster, beat.Sequence, before)
+	return true
 }
 
-// received records that an advertisement was received.
-func (c *Clusters) received(config settings.Settings, cluster string, sequence int64) {
-	c.mu.Lock()
-	now := c.Clock.Now()
-	c.latest[cluster] = max(c.latest[cluster], sequence)
-	last, stored := c.receivedAt[cluster]
-	c.receivedAt[cluster] = now
-	c.mu.Unlock()
-	if !stored || now.Sub(last) > config.FreshFor {
+// received records that an advertisement was received. A cluster that is fresh again may be
+// chosen for queued Reservations.
+func (c *Clusters) received(cluster string, sequence int64, before store.Receipt) {
+	c.store.Receive(cluster, sequence)
+	if before.At.IsZero() || c.Clock.Since(before.At) > c.store.Settings().FreshFor {
 		c.Retry.Send()
 	}
 }
 
 // storeSpec creates or updates the stored advertisement if it differs.
 func (c *Clusters) storeSpec(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
-	c.mu.Lock()
-	latest := c.latest[spec.ClusterID]
-	c.mu.Unlock()
+	latest := c.store.Receipt(spec.ClusterID).Sequence
 	// By what the next beat is compared with.
 	digest := protocol.Digest(spec)
 	edit := func(ad *broker.ClusterAdvertisement) (commit.Edited, error) {
@@ -185,10 +172,7 @@ func (c *Clusters) ReconcileAdvertisement(ctx context.Context, name string) (ctr
 		return ctrl.Result{}, nil
 	}
 	c.Follow(name)
-	config, err := c.hub.Settings(ctx)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
+	config := c.store.Settings()
 	orphans, err := c.orphans(ctx, ad)
 	if err != nil {
 		return ctrl.Result{}, err

@@ -2,36 +2,25 @@ package advertisement
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/settings"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/internal/watch"
 )
-
-// Freshness reports when this broker process last received a cluster's advertisement,
-// by the clock of Options. A restarted broker has received none.
-type Freshness interface {
-	ReceivedAt(cluster string) (at time.Time, received bool)
-}
 
 // Options of Clusters. All fields are required.
 type Options struct {
 	Committer *commit.Committer
-	// Freshness of advertisements.
-	Freshness Freshness
 	Clock     clock.WithTicker
 	// Workers is the number of concurrent reconciles.
 	Workers int
@@ -49,32 +38,23 @@ type Clusters struct {
 	Retry watch.Signal
 
 	hub       commit.Hub
-	store     *commit.Store
+	store     *store.Store
 	conflicts commit.Conflicts
 	// startedAt is the time of its first call: when this process became the leader. A
 	// standby receives no advertisements.
 	startedAt func() time.Time
-
-	mu sync.Mutex
-	// receivedAt is when each cluster was last heard: an advertisement or a beat.
-	receivedAt map[string]time.Time
-	// latest is the highest sequence of the advertisements of each cluster that were
-	// received, including those that were not written.
-	latest map[string]int64
 }
 
 // New returns Clusters of which none has been heard.
 func New(options Options) *Clusters {
 	return &Clusters{
-		Options:    options,
-		Reports:    newReports(options.Clock),
-		Retry:      watch.NewSignal(options.Committer.Hub.Namespace),
-		hub:        options.Committer.Hub,
-		store:      options.Committer.Store,
-		conflicts:  commit.NewConflicts(),
-		startedAt:  sync.OnceValue(options.Clock.Now),
-		receivedAt: map[string]time.Time{},
-		latest:     map[string]int64{},
+		Options:   options,
+		Reports:   newReports(options.Clock),
+		Retry:     watch.NewSignal(options.Committer.Hub.Namespace),
+		hub:       options.Committer.Hub,
+		store:     options.Committer.Store,
+		conflicts: commit.NewConflicts(),
+		startedAt: sync.OnceValue(options.Clock.Now),
 	}
 }
 
@@ -91,17 +71,16 @@ func (c *Clusters) SetupWithManager(mgr manager.Manager) error {
 			}
 		})).
 		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
-			c.store.NoteReservation(before, after)
+			c.store.Note(cmp.Or(after, before), after == nil)
 			if after == nil {
 				enqueue(c.store.HoldersOf(before.Name)...)
 			}
 		})).
-		Watches(&broker.BrokerConfig{}, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-			var names []string
+		Watches(&broker.BrokerConfig{}, watch.Events(func(before, after *broker.BrokerConfig, enqueue func(...string)) {
+			c.store.Note(cmp.Or(after, before), after == nil)
 			for _, ad := range c.store.Advertisements() {
-				names = append(names, ad.Name)
+				enqueue(ad.Name)
 			}
-			return watch.Requests(c.hub.Namespace, names)
 		})).
 		WithEventFilter(inNamespace).
 		WithOptions(controller.Options{MaxConcurrentReconciles: c.Workers}).
@@ -114,11 +93,13 @@ func (c *Clusters) SetupWithManager(mgr manager.Manager) error {
 		For(&broker.ClusterRegistration{}).
 		// An object may be created after the registration of its cluster is gone.
 		Watches(&broker.ClusterAdvertisement{}, watch.Events(func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+			c.store.Note(cmp.Or(after, before), after == nil)
 			if before == nil && isOfCluster(after) {
 				enqueue(after.Name)
 			}
 		})).
 		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
+			c.store.Note(cmp.Or(after, before), after == nil)
 			if before == nil && createdForCluster(after) {
 				enqueue(after.Spec.RequesterID)
 			}
@@ -134,15 +115,9 @@ func (c *Clusters) SetupWithManager(mgr manager.Manager) error {
 // Note takes note of an event of the watch: the versions before and after it, nil for none. The
 // objects are not changed any more.
 func (c *Clusters) Note(before, after *broker.ClusterAdvertisement) {
-	if after != nil {
-		c.store.PutAdvertisement(after)
-	} else {
-		c.Committer.Store.RemoveAdvertisement(before)
+	c.store.Note(cmp.Or(after, before), after == nil)
+	if after == nil {
 		c.conflicts.Forget("advertisement/" + before.Name)
-		c.mu.Lock()
-		delete(c.latest, before.Name)
-		delete(c.receivedAt, before.Name)
-		c.mu.Unlock()
 	}
 	c.Follow(cmp.Or(after, before).Name)
 }
@@ -152,14 +127,14 @@ func (c *Clusters) Note(before, after *broker.ClusterAdvertisement) {
 // are active until the stale threshold.
 func (c *Clusters) Activity(cluster string, config settings.Settings) (active, fresh bool) {
 	age := c.Clock.Since(c.LastAdvertised(cluster))
-	_, received := c.Freshness.ReceivedAt(cluster)
+	received := !c.store.Receipt(cluster).At.IsZero()
 	return age < config.StaleAfter, received && age <= config.FreshFor
 }
 
 // LastAdvertised is when this broker last received the cluster's advertisement, or else
 // when it became the leader.
 func (c *Clusters) LastAdvertised(cluster string) time.Time {
-	if at, received := c.Freshness.ReceivedAt(cluster); received {
+	if at := c.store.Receipt(cluster).At; !at.IsZero() {
 		return at
 	}
 	return c.startedAt()

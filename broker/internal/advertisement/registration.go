@@ -119,22 +119,14 @@ func (c *Clusters) endCluster(ctx context.Context, cluster string) error {
 // through the REST interface: its calls were accepted before that, and their writes came later.
 // What was created in the hub by hand stays, since its cluster may be about to join.
 func (c *Clusters) endUnregistered(ctx context.Context, cluster string) error {
-	var list broker.ReservationList
-	created := client.MatchingLabels{broker.LabelManagedBy: broker.ManagedBySpillway, broker.LabelRequester: cluster}
-	if err := c.hub.Client.List(ctx, &list, client.InNamespace(c.hub.Namespace), created); err != nil {
-		return fmt.Errorf("listing the reservations of %s: %w", cluster, err)
-	}
 	var objects []client.Object
-	for i := range list.Items {
-		if reservation := &list.Items[i]; reservation.Spec.RequesterID == cluster && reservation.DeletionTimestamp.IsZero() {
-			objects = append(objects, reservation)
+	for _, reservation := range c.store.ReservationsOf(cluster) {
+		if createdForCluster(reservation) && reservation.Labels[broker.LabelRequester] == cluster && reservation.DeletionTimestamp.IsZero() {
+			objects = append(objects, reservation.DeepCopy())
 		}
 	}
-	var ad broker.ClusterAdvertisement
-	if err := c.hub.Client.Get(ctx, c.hub.Key(cluster), &ad); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("reading the advertisement of %s: %w", cluster, err)
-	} else if err == nil && isOfCluster(&ad) {
-		objects = append(objects, &ad)
+	if ad := c.store.Advertisement(cluster); ad != nil && isOfCluster(ad) {
+		objects = append(objects, ad.DeepCopy())
 	}
 	if len(objects) == 0 {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 )
 
 const (
@@ -72,7 +72,7 @@ func (r *report) says(ad *broker.ClusterAdvertisement) bool {
 
 // follow lets what a cluster's stored advertisement says count, if it may now, and reports
 // whether anything has changed. It follows the store, which ignores events that come late.
-func (r *Reports) follow(store *commit.Store, cluster string) (changed bool) {
+func (r *Reports) follow(store *store.Store, cluster string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Read while no other event is followed, so that none follows what is older.
@@ -114,7 +114,7 @@ func (r *Reports) follow(store *commit.Store, cluster string) (changed bool) {
 }
 
 // next is when what a cluster's stored advertisement says may count; zero if it does.
-func (r *Reports) next(store *commit.Store, cluster string) time.Time {
+func (r *Reports) next(store *store.Store, cluster string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.of[cluster]
@@ -188,7 +188,7 @@ func unreachableOf(ad *broker.ClusterAdvertisement) []string {
 
 // heldWhereChanged are the names of a consumer's Reservations with a hold at a provider of
 // which it reports another reachability than before.
-func heldWhereChanged(s *commit.Store, consumer string, before, after []string) (names []string) {
+func heldWhereChanged(s *store.Store, consumer string, before, after []string) (names []string) {
 	for _, provider := range slices.Concat(before, after) {
 		ad := s.Advertisement(provider)
 		if ad == nil || slices.Contains(before, provider) == slices.Contains(after, provider) {

@@ -5,12 +5,12 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 )
 
 // Reasons of releases in the audit log, besides those of the conditions.
@@ -24,11 +24,11 @@ const (
 // Audit logs what a change of a cluster's ledger has promised and released: to whom, at
 // what price, and why. The watch shows it, whatever became of the answer to the write. What
 // changed while no broker was the leader is not logged.
-func (s *Store) Audit(log logr.Logger, before, after *broker.ClusterAdvertisement) {
+func Audit(log logr.Logger, s *store.Store, before, after *broker.ClusterAdvertisement) {
 	if before == nil || after == nil {
 		return
 	}
-	for _, c := range Changes(before.Status.Holds, after.Status.Holds) {
+	for _, c := range ledger.Changes(before.Status.Holds, after.Status.Holds) {
 		var was, now broker.HeldCapacity
 		if c.Was != nil {
 			was = c.Was.Promised
@@ -50,14 +50,14 @@ func (s *Store) Audit(log logr.Logger, before, after *broker.ClusterAdvertisemen
 			if !now.Empty() {
 				left = capacity.Amount(now)
 			}
-			log.Info("Released capacity", "left", left, "reason", s.releaseReason(c))
+			log.Info("Released capacity", "left", left, "reason", releaseReason(s, c))
 		}
 	}
 }
 
 // releaseReason is why a hold was lowered. The broker records an attempt before a hold has it,
 // except of a Reservation that is deleted; a refusal raises that of the hold alone.
-func (s *Store) releaseReason(c Change) string {
+func releaseReason(s *store.Store, c ledger.Change) string {
 	reservation := s.Reservation(c.Was.ReservationName)
 	switch {
 	case reservation == nil || reservation.UID != c.Was.ReservationUID:
@@ -75,28 +75,4 @@ func (s *Store) releaseReason(c Change) string {
 		return auditGivenUp
 	}
 	return auditRefused
-}
-
-// Change is a hold before and after a change, nil for none.
-type Change struct{ Was, Now *broker.Hold }
-
-// Changes are the holds that differ.
-func Changes(before, after []broker.Hold) (changes []Change) {
-	old := make(map[types.UID]*broker.Hold, len(before))
-	for i := range before {
-		old[before[i].ReservationUID] = &before[i]
-	}
-	for i := range after {
-		was := old[after[i].ReservationUID]
-		delete(old, after[i].ReservationUID)
-		if was == nil || !ledger.SameVersion(was, &after[i]) {
-			changes = append(changes, Change{was, &after[i]})
-		}
-	}
-	for i := range before {
-		if old[before[i].ReservationUID] != nil {
-			changes = append(changes, Change{Was: &before[i]})
-		}
-	}
-	return changes
 }

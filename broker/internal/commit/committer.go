@@ -14,6 +14,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 )
 
 const (
@@ -50,7 +51,7 @@ type Edited struct{ Spec, Status bool }
 // other.
 type Committer struct {
 	Hub   Hub
-	Store *Store
+	Store *store.Store
 	clock clock.PassiveClock
 
 	mu     sync.Mutex
@@ -75,7 +76,7 @@ type commit struct {
 
 // New returns a Committer whose Store knows nothing.
 func New(hub Hub, clock clock.PassiveClock) *Committer {
-	return &Committer{Hub: hub, Store: newStore(clock), clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
+	return &Committer{Hub: hub, Store: store.New(clock), clock: clock, queues: map[string]*commitQueue{}, pauses: map[string]<-chan time.Time{}}
 }
 
 // Commit makes one change to a provider's object and returns the version that includes
@@ -217,8 +218,8 @@ func (c *Committer) write(ctx context.Context, cluster string, batch []*commit) 
 			c.Store.RemoveAdvertisement(known)
 		}
 		if tooLarge(err) {
-			c.Store.markUnwritable(known)
-			return nil, fmt.Errorf("%w (%w)", errUnwritable, err)
+			c.Store.MarkUnwritable(known)
+			return nil, fmt.Errorf("%w (%w)", store.ErrUnwritable, err)
 		}
 		if !apierrors.IsConflict(err) || try == MaxTries || ctx.Err() != nil {
 			return nil, err

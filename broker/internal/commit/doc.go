@@ -1,6 +1,5 @@
-// Package commit has the broker's objects: what it knows of them (Store), and the one way in
-// which a provider's ledger is written (Commit). What the broker has written itself is known
-// before the watch repeats it. Each ledger has one queue: the changes that wait in it are
-// written together, each with an outcome of its own, and a change that was computed from
-// something outdated fails.
+// Package commit is the one way in which a provider's ledger is written. Each ledger has one
+// queue: the changes that wait in it are written together, each with an outcome of its own, and
+// a change that was computed from something outdated fails. What is written is in the store
+// before the watch repeats it. The audit log of promises follows the watch.
 package commit

@@ -3,7 +3,6 @@ package commit
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,13 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
-	"github.com/spillway-dev/spillway/broker/internal/settings"
 )
-
-// configName is the name of the BrokerConfig that is used.
-const configName = "default"
 
 // Hub is where the broker's objects are.
 type Hub struct {
@@ -33,15 +27,6 @@ type Hub struct {
 // Key is that of an object in the hub.
 func (h Hub) Key(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: h.Namespace, Name: name}
-}
-
-// Settings are those of the BrokerConfig.
-func (h Hub) Settings(ctx context.Context) (settings.Settings, error) {
-	var object broker.BrokerConfig
-	if err := h.Client.Get(ctx, h.Key(configName), &object); client.IgnoreNotFound(err) != nil {
-		return settings.Settings{}, fmt.Errorf("reading the BrokerConfig: %w", err)
-	}
-	return settings.Of(&object.Spec), nil
 }
 
 // The delay before a reconcile is retried after a conflict doubles with each further one.

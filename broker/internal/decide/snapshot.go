@@ -26,9 +26,9 @@ func (a Activity) of(cluster string) (active, fresh bool) {
 
 // Store keeps what is known of all clusters ready for decisions. What depends on one
 // cluster only is computed once for each change of that cluster, by the first decision
-// that needs it. The zero value is an empty store. It is safe for concurrent use.
+// that needs it. The zero value is an empty store. It is not safe for concurrent use; its
+// Snapshots are.
 type Store struct {
-	mu      sync.Mutex
 	catalog *capacity.Catalog
 	// entries by cluster ID. Once shared with a Snapshot, they are copied before they
 	// change.
@@ -39,8 +39,6 @@ type Store struct {
 // Upsert adds or replaces a cluster. The caller must not change spec and holds
 // afterwards.
 func (s *Store) Upsert(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.unshare()
 	s.boundCatalog()
 	s.entries = upsert(s.entries, s.catalog, spec, holds)
@@ -48,8 +46,6 @@ func (s *Store) Upsert(spec *broker.ClusterAdvertisementSpec, holds []broker.Hol
 
 // Remove removes a cluster, if it is there.
 func (s *Store) Remove(cluster string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if at, found := find(s.entries, cluster); found {
 		s.unshare()
 		s.entries = slices.Delete(s.entries, at, at+1)
@@ -77,8 +73,6 @@ func (s *Store) boundCatalog() {
 
 // Snapshot is what is known now. The activity must not change any more.
 func (s *Store) Snapshot(activity Activity) Snapshot {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.shared = true
 	return Snapshot{catalog: s.catalog, entries: s.entries, activity: activity}
 }

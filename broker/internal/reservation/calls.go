@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -28,10 +27,7 @@ import (
 // returns NotFound (apierrors.IsNotFound) if the provider has no hold of that name. It
 // is idempotent.
 func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error {
-	config, err := r.hub.Settings(ctx)
-	if err != nil {
-		return err
-	}
+	config := r.store.Settings()
 	var asked broker.HeldCapacity
 	var news, changed, released bool
 	// The provider's words, as such.
@@ -40,7 +36,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		said = text.Quote(ack.Message)
 	}
 	askedAt := r.book.AskedAt(name, ack.ReservationUID, cluster)
-	_, err = r.committer.Commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (commit.Edited, error) {
+	_, err := r.committer.Commit(ctx, cluster, func(ad *broker.ClusterAdvertisement) (commit.Edited, error) {
 		changed = false
 		hold, err := answered(ad, name, ack)
 		if hold == nil || err != nil {
@@ -121,12 +117,9 @@ func answered(ad *broker.ClusterAdvertisement, name string, ack protocol.Provide
 // NotFound (apierrors.IsNotFound) if there is none of that name, or if it belongs to
 // another cluster. It is idempotent.
 func (r *Reconciler) ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error {
-	config, err := r.hub.Settings(ctx)
-	if err != nil {
-		return err
-	}
+	config := r.store.Settings()
 	var unusable bool
-	err = r.editStatus(ctx, name, func(reservation *broker.Reservation) (changed bool, err error) {
+	err := r.editStatus(ctx, name, func(reservation *broker.Reservation) (changed bool, err error) {
 		if reservation.Spec.RequesterID != requester {
 			return false, fmt.Errorf("%s has no such reservation: %w", requester, notFound(name))
 		}
@@ -195,15 +188,13 @@ func notFound(name string) error {
 // nothing, and changes nothing if the Reservation has another UID. It returns NotFound
 // (apierrors.IsNotFound) if there is none of that name, or if it belongs to another
 // cluster.
-func (r *Reconciler) Renew(ctx context.Context, requester, name string, uid types.UID) error {
-	var reservation broker.Reservation
-	if err := r.hub.Client.Get(ctx, r.hub.Key(name), &reservation); client.IgnoreNotFound(err) != nil {
-		return err
-	} else if err != nil || reservation.Spec.RequesterID != requester {
+func (r *Reconciler) Renew(requester, name string, uid types.UID) error {
+	reservation := r.store.Reservation(name)
+	if reservation == nil || reservation.Spec.RequesterID != requester {
 		return notFound(name)
 	}
 	if reservation.UID == uid && reservation.DeletionTimestamp.IsZero() && r.book.Renew(name, uid, r.clock.Now()) {
-		r.recordPriceChange(ctx, &reservation)
+		r.recordPriceChange(reservation)
 	}
 	return nil
 }
@@ -211,10 +202,10 @@ func (r *Reconciler) Renew(ctx context.Context, requester, name string, uid type
 // recordPriceChange records an event if a provider's present price for what a renewed
 // Reservation holds is higher than the locked one: the price stays, but another
 // Reservation would cost more. Each price is reported once.
-func (r *Reconciler) recordPriceChange(ctx context.Context, reservation *broker.Reservation) {
+func (r *Reconciler) recordPriceChange(reservation *broker.Reservation) {
 	for _, allocation := range reservation.Status.Allocations {
-		var ad broker.ClusterAdvertisement
-		if err := r.hub.Client.Get(ctx, r.hub.Key(allocation.Cluster), &ad); err != nil {
+		ad := r.store.Advertisement(allocation.Cluster)
+		if ad == nil {
 			continue // the provider is gone, and its price with it
 		}
 		for _, hold := range ad.Status.Holds {
@@ -250,19 +241,12 @@ func (r *Reconciler) reportsPrice(reservation, cluster, price string) bool {
 // of the Reservation or, if nothing is, for all that it requests. Who waits before it in
 // the queue does not count. The requester may see it as decide.ForConsumer shows it. It
 // returns NotFound (apierrors.IsNotFound) if the requester has no Reservation of that name.
-func (r *Reconciler) Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error) {
-	reservation, err := r.known(ctx, name)
-	if client.IgnoreNotFound(err) != nil {
-		return nil, err
-	}
-	if err != nil || reservation.Spec.RequesterID != requester {
+func (r *Reconciler) Explain(requester, name string) ([]broker.ClusterRejection, error) {
+	reservation := r.store.Reservation(name)
+	if reservation == nil || reservation.Spec.RequesterID != requester {
 		return nil, notFound(name)
 	}
-	config, err := r.hub.Settings(ctx)
-	if err != nil {
-		return nil, err
-	}
-	in := r.input(reservation, config)
+	in := r.input(reservation.DeepCopy(), r.store.Settings())
 	p := plan.New(in)
 	want := p.Missing
 	if want.Empty() {

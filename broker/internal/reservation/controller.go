@@ -25,7 +25,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/lease"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/internal/watch"
 )
 
@@ -40,7 +42,7 @@ const (
 // only the controller of SetupWithManager needs leader election.
 type Reconciler struct {
 	hub       commit.Hub
-	store     *commit.Store
+	store     *store.Store
 	committer *commit.Committer
 	clusters  *advertisement.Clusters
 	recorder  clientgoevents.EventRecorder
@@ -53,7 +55,7 @@ type Reconciler struct {
 	conflicts commit.Conflicts
 	// figures limits the writes of statuses that differ in figures only.
 	figures  *rate.Limiter
-	takeover takeover
+	takeover sync.Once
 
 	mu sync.Mutex
 	// priceChanges are the prices that events have reported, by the name of the
@@ -90,9 +92,7 @@ func New(clusters *advertisement.Clusters, recorder clientgoevents.EventRecorder
 // SetupWithManager adds the controller for Reservations.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	audit := mgr.GetLogger().WithName("audit")
-	enqueueUnplaced := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return watch.Requests(r.hub.Namespace, slices.Concat(r.clusters.Reports.Take(), r.retriable(nil)))
-	})
+	unplaced := func() []string { return slices.Concat(r.clusters.Reports.Take(), r.retriable(nil)) }
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
 		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
@@ -102,11 +102,16 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 			}
 		})).
 		Watches(&broker.ClusterAdvertisement{}, watch.Events(func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
-			r.store.Audit(audit, before, after)
+			commit.Audit(audit, r.store, before, after)
 			enqueue(r.AdvertisementChanged(before, after)...)
 		})).
-		Watches(&broker.BrokerConfig{}, enqueueUnplaced).
-		WatchesRawSource(source.Channel(r.clusters.Retry.C, enqueueUnplaced)).
+		Watches(&broker.BrokerConfig{}, watch.Events(func(before, after *broker.BrokerConfig, enqueue func(...string)) {
+			r.store.Note(cmp.Or(after, before), after == nil)
+			enqueue(unplaced()...)
+		})).
+		WatchesRawSource(source.Channel(r.clusters.Retry.C, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+			return watch.Requests(r.hub.Namespace, unplaced())
+		}))).
 		WithEventFilter(watch.Namespace(r.hub.Namespace)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: r.clusters.Workers}).
 		Complete(watch.ByName(r.Reconcile))
@@ -150,7 +155,7 @@ func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertise
 // after; of all if all is set: those of an inactive cluster do not count.
 func changedHolds(before, after []broker.Hold, all bool) []string {
 	var names []string
-	for _, c := range commit.Changes(before, after) {
+	for _, c := range ledger.Changes(before, after) {
 		names = append(names, cmp.Or(c.Now, c.Was).ReservationName)
 	}
 	if all {
@@ -165,7 +170,7 @@ func changedHolds(before, after []broker.Hold, all bool) []string {
 // it, nil for none. The Reservation is to be reconciled, too. The objects are not changed any
 // more.
 func (r *Reconciler) ReservationChanged(before, after *broker.Reservation) {
-	r.store.NoteReservation(before, after)
+	r.store.Note(cmp.Or(after, before), after == nil)
 	if after == nil {
 		r.forget(before.Name)
 	}

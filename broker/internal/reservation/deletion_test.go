@@ -76,7 +76,7 @@ func TestEffectiveStatusIsTheNext(t *testing.T) {
 			h.ask("r", 2, "1")
 			h.answer("paris", "r", true)
 			h.clock.Step(time.Hour)
-			h.heard["paris"] = h.clock.Now()
+			h.receive("paris", h.clock.Now())
 			h.reconcile("r")
 		},
 	} {

@@ -75,7 +75,7 @@ func TestConsumersLearnOfProvidersOnly(t *testing.T) {
 		wait := func() {
 			h.clock.Step(time.Minute)
 			for _, id := range advertising {
-				h.heard[id] = h.clock.Now()
+				h.receive(id, h.clock.Now())
 			}
 		}
 		closed := map[string]*broker.ClusterAdvertisementSpec{}
@@ -86,7 +86,7 @@ func TestConsumersLearnOfProvidersOnly(t *testing.T) {
 			}).Draw(rt, "lending")
 			h.change(id, func(ad *broker.ClusterAdvertisement) { ad.Spec.Lending = terms })
 			if rapid.IntRange(0, 3).Draw(rt, "silent") == 0 {
-				h.heard[id] = h.clock.Now().Add(-time.Hour)
+				h.receive(id, h.clock.Now().Add(-time.Hour))
 			} else {
 				advertising = append(advertising, id)
 			}

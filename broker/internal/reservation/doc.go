@@ -13,7 +13,7 @@
 //	(c) Reservation.status: phase, allocations and conditions, computed from the holds
 //
 // What the plan is computed from comes from the watch and from this broker's own writes
-// (commit.Store): a write that was based on something outdated fails. Only the clusters of the
+// (store.Store): a write that was based on something outdated fails. Only the clusters of the
 // last attempt are read live, if they do not show it, and those of which (a) or the record of
 // a consumer's report lowers the allocations. Each provider's ledger has one
 // queue: the changes that wait in it are written together, each with an outcome of

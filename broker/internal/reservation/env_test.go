@@ -103,26 +103,12 @@ func scheme(t *testing.T) *runtime.Scheme {
 	return s
 }
 
-// receipts are the times at which a server received advertisements.
-type receipts struct {
-	sync.Mutex
-	at map[string]time.Time
-}
-
-func (r *receipts) ReceivedAt(cluster string) (time.Time, bool) {
-	r.Lock()
-	defer r.Unlock()
-	at, ok := r.at[cluster]
-	return at, ok
-}
-
 // process is a running broker.
 type process struct {
 	*reservation.Reconciler
 	*advertisement.Clusters
 	*env
-	receipts *receipts
-	stop     func()
+	stop func()
 	// reads are those of the API server, and events those that were recorded.
 	reads, events *counter
 }
@@ -162,12 +148,13 @@ func (e *env) start(intercept *interceptor.Funcs) *process {
 	expect.NoError(e, err)
 	live, err := client.NewWithWatch(e.config, client.Options{Scheme: options.Scheme})
 	expect.NoError(e, err)
-	p := &process{env: e, receipts: &receipts{at: map[string]time.Time{}}, reads: &counter{}, events: &counter{}}
+	p := &process{env: e, reads: &counter{}, events: &counter{}}
 	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: interceptor.NewClient(live, p.reads.liveReads()), Namespace: e.namespace}, e.clock)
-	p.Clusters = advertisement.New(advertisement.Options{Committer: committer, Freshness: p.receipts, Clock: e.clock, Workers: 128})
+	p.Clusters = advertisement.New(advertisement.Options{Committer: committer, Clock: e.clock, Workers: 128})
 	p.Reconciler = reservation.New(p.Clusters, countedRecorder{events.NewRecorder(mgr.GetEventRecorder("spillway-broker")), p.events})
 	expect.NoError(e, p.Reconciler.SetupWithManager(mgr))
 	expect.NoError(e, p.Clusters.SetupWithManager(mgr))
+	expect.NoError(e, committer.Store.Watch(mgr.GetCache(), e.namespace))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -218,9 +205,6 @@ func (e *env) register(id string) {
 func (p *process) advertise(spec broker.ClusterAdvertisementSpec) {
 	p.Helper()
 	p.register(spec.ClusterID)
-	p.receipts.Lock()
-	p.receipts.at[spec.ClusterID] = p.clock.Now()
-	p.receipts.Unlock()
 	expect.NoError(p, p.StoreAdvertisement(p.Context(), spec))
 }
 

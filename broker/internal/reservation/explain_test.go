@@ -32,7 +32,7 @@ func explain(e *env) {
 	}
 	e.expectCondition("r", broker.ConditionQueued, true, "1 cluster does not offer capacity to rome")
 
-	rejections, err := p.Explain(e.Context(), "rome", "r")
+	rejections, err := p.Explain("rome", "r")
 	expect.NoError(e, err)
 	reasons := map[string]string{}
 	for _, rejection := range rejections {
@@ -45,11 +45,11 @@ func explain(e *env) {
 		e.Errorf("the reasons are %v", reasons)
 	}
 	for _, other := range []string{"paris", "oslo", ""} {
-		if _, err := p.Explain(e.Context(), other, "r"); !apierrors.IsNotFound(err) {
+		if _, err := p.Explain(other, "r"); !apierrors.IsNotFound(err) {
 			e.Errorf("%q got %v", other, err)
 		}
 	}
-	if _, err := p.Explain(e.Context(), "rome", "none"); !apierrors.IsNotFound(err) {
+	if _, err := p.Explain("rome", "none"); !apierrors.IsNotFound(err) {
 		e.Errorf("a Reservation that does not exist: %v", err)
 	}
 }

@@ -17,21 +17,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/settings"
 )
 
-// known is a copy of a Reservation that the store or the API server knows.
-func (r *Reconciler) known(ctx context.Context, name string) (*broker.Reservation, error) {
-	if known := r.store.Reservation(name); known != nil {
-		return known.DeepCopy(), nil
-	}
-	reservation := &broker.Reservation{}
-	if err := r.hub.Client.Get(ctx, r.hub.Key(name), reservation); err != nil {
-		return nil, err
-	}
-	if r.store.RemovedLately(reservation) {
-		return nil, notFound(name)
-	}
-	return reservation, nil
-}
-
 // input is what the store knows that concerns this version of a Reservation, to which it adds
 // an attempt that its status does not have yet. What is outdated in it does no harm: the writes
 // of the Reservation fail if it has changed, those of holds if the holds of this Reservation

@@ -2,20 +2,16 @@ package reservation
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/plan"
 	"github.com/spillway-dev/spillway/broker/internal/queue"
-	"github.com/spillway-dev/spillway/broker/internal/settings"
 )
 
 // maxRetried is the maximum number of queued Reservations that one event retries: the
@@ -35,7 +31,7 @@ func (r *Reconciler) note(in plan.Input) {
 		}
 	}
 	r.noteQueue(in)
-	if r.store.RemovedLately(reservation) {
+	if !r.store.Exists(reservation.Name, reservation.UID) {
 		// It was deleted after it was read: no further event would forget it.
 		r.forget(reservation.Name)
 	}
@@ -114,52 +110,22 @@ func (r *Reconciler) forget(name string) {
 	}
 }
 
-// takeover is whether a new leader knows what the one before it has left.
-type takeover struct {
-	mu   sync.Mutex
-	done bool
-}
-
-// takeOver takes all advertisements and Reservations from the cache, once, and queues what
-// waits. Before that, no request is placed: it would be placed before earlier ones of which no
-// event has been handled yet. The cache of a leader is complete.
-func (r *Reconciler) takeOver(ctx context.Context) error {
-	r.takeover.mu.Lock()
-	defer r.takeover.mu.Unlock()
-	if r.takeover.done {
-		return nil
+// takeOver queues what waits, once, when all advertisements and Reservations are known. Before
+// that, no request is placed: it would be placed before earlier ones of which no event has been
+// handled yet. It reports false if the context ends before.
+func (r *Reconciler) takeOver(ctx context.Context) bool {
+	if !r.store.WaitSynced(ctx) {
+		return false
 	}
-	config, err := r.hub.Settings(ctx)
-	if err != nil {
-		return err
-	}
-	// The objects are only read, as those of events.
-	options := []client.ListOption{client.InNamespace(r.hub.Namespace), client.UnsafeDisableDeepCopy}
-	var ads broker.ClusterAdvertisementList
-	if err := r.hub.Client.List(ctx, &ads, options...); err != nil {
-		return fmt.Errorf("listing the advertisements: %w", err)
-	}
-	var reservations broker.ReservationList
-	if err := r.hub.Client.List(ctx, &reservations, options...); err != nil {
-		return fmt.Errorf("listing the Reservations: %w", err)
-	}
-	for _, ad := range ads.Items {
-		r.store.PutAdvertisement(&ad)
-		r.clusters.Follow(ad.Name)
-	}
-	for _, reservation := range reservations.Items {
-		r.store.PutReservation(&reservation)
-	}
-	r.queueAll(config)
-	r.takeover.done = true
-	return nil
-}
-
-// queueAll queues all known Reservations that wait.
-func (r *Reconciler) queueAll(config settings.Settings) {
-	for _, reservation := range r.store.Reservations() {
-		if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
-			r.note(r.input(reservation.DeepCopy(), config))
+	r.takeover.Do(func() {
+		for _, ad := range r.store.Advertisements() {
+			r.clusters.Follow(ad.Name)
 		}
-	}
+		for _, reservation := range r.store.Reservations() {
+			if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
+				r.note(r.input(reservation.DeepCopy(), r.store.Settings()))
+			}
+		}
+	})
+	return true
 }

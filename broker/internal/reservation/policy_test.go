@@ -30,9 +30,10 @@ type hub struct {
 	testing.TB
 	*Reconciler
 	clock *testclock.FakeClock
-	heard map[string]time.Time
-	// asked counts the looks at clusters.
-	asked        int
+	// looks is the clock of the clusters.
+	looks *looks
+	// heard is when each cluster was last heard, by whichever leader.
+	heard        map[string]time.Time
 	reservations map[string]*broker.Reservation
 	versions     int
 	settings     settings.Settings
@@ -40,14 +41,18 @@ type hub struct {
 	writes int
 }
 
-func (h *hub) ReceivedAt(cluster string) (time.Time, bool) {
-	h.asked++
-	at, ok := h.heard[cluster]
-	return at, ok
+// receive lets the broker hear from a cluster at that time.
+func (h *hub) receive(cluster string, at time.Time) {
+	now := h.clock.Now()
+	h.clock.SetTime(at)
+	h.store.Receive(cluster, 0)
+	h.clock.SetTime(now)
+	h.heard[cluster] = at
 }
 
 func newHub(t testing.TB) *hub {
 	h := &hub{TB: t, clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), heard: map[string]time.Time{}, reservations: map[string]*broker.Reservation{}}
+	h.looks = &looks{FakeClock: h.clock, seen: func() {}}
 	h.settings = settings.Of(&broker.BrokerConfigSpec{})
 	h.failOver()
 	return h
@@ -56,14 +61,17 @@ func newHub(t testing.TB) *hub {
 // failOver replaces the broker's process: nothing that it remembers is left.
 func (h *hub) failOver() {
 	before := h.Reconciler
-	committer := commit.New(commit.Hub{Client: configOf{hub: h}, Namespace: "broker"}, h.clock)
-	clusters := advertisement.New(advertisement.Options{Committer: committer, Freshness: h, Clock: h.clock})
+	committer := commit.New(commit.Hub{Client: accepting{}, Namespace: "broker"}, h.clock)
+	clusters := advertisement.New(advertisement.Options{Committer: committer, Clock: h.looks})
 	h.Reconciler = New(clusters, &clientevents.FakeRecorder{})
 	h.clusters.LastAdvertised("none") // it leads from now on
 	if before != nil {
 		for _, ad := range before.store.Advertisements() {
 			h.store.PutAdvertisement(ad)
 		}
+	}
+	for cluster, at := range h.heard {
+		h.receive(cluster, at)
 	}
 	for _, r := range h.reservations {
 		h.store.PutReservation(r.DeepCopy())
@@ -76,7 +84,7 @@ func cpus(quantity string) broker.ResourceQuantities {
 
 // advertise adds a cluster with one node, or hears from it again.
 func (h *hub) advertise(id, cpu string) {
-	h.heard[id] = h.clock.Now()
+	h.receive(id, h.clock.Now())
 	if h.store.Advertisement(id) != nil {
 		return
 	}
@@ -371,7 +379,7 @@ func TestLease(t *testing.T) {
 		"a silent consumer's ends before its duration": {month, func(h *hub) { h.clock.Step(time.Hour) }, true, plan.ReasonConsumerSilent},
 		"that of a consumer that advertises lasts": {month, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
-			h.heard["rome"] = h.clock.Now()
+			h.receive("rome", h.clock.Now())
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
 		"that of a consumer that renews lasts": {month, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
@@ -383,12 +391,12 @@ func TestLease(t *testing.T) {
 		}, false, ""},
 		"that of a consumer that is not silent ends after its duration": {month, func(h *hub) {
 			h.clock.Step(720 * time.Hour)
-			h.heard["rome"] = h.clock.Now()
+			h.receive("rome", h.clock.Now())
 		}, true, plan.ReasonExpired},
 		"a silent consumer's ends": {nil, func(h *hub) { h.clock.Step(time.Hour) }, true, plan.ReasonConsumerSilent},
 		"that of a consumer that advertises stays": {nil, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
-			h.heard["rome"] = h.clock.Now()
+			h.receive("rome", h.clock.Now())
 			h.clock.Step(50 * time.Minute)
 		}, false, ""},
 		"that of a consumer that renews stays":                   {nil, func(h *hub) { h.clock.Step(50 * time.Minute); h.renew("r"); h.clock.Step(50 * time.Minute) }, false, ""},
@@ -406,7 +414,7 @@ func TestLease(t *testing.T) {
 		}, false, ""},
 		"the advertisements of a user do not renew": {hour, func(h *hub) {
 			h.clock.Step(50 * time.Minute)
-			h.heard["rome"] = h.clock.Now()
+			h.receive("rome", h.clock.Now())
 			h.clock.Step(10 * time.Minute)
 		}, true, plan.ReasonExpired},
 	} {
@@ -473,7 +481,7 @@ func TestDeadlineOfBusyProvider(t *testing.T) {
 	h.advertise("paris", "100")
 	step := func(d time.Duration) {
 		h.clock.Step(d)
-		h.heard["paris"] = h.clock.Now()
+		h.receive("paris", h.clock.Now())
 	}
 	for _, name := range []string{"first", "second", "third", "passed-over"} {
 		h.ask(name, 1, "1")
@@ -524,7 +532,7 @@ func TestFinalizers(t *testing.T) {
 	h.ask("r", 2, "1")
 	h.answer("paris", "r", true)
 	h.clock.Step(time.Hour) // rome is silent, and so is paris
-	h.heard["paris"] = h.clock.Now()
+	h.receive("paris", h.clock.Now())
 	h.reconcile("r")
 	if got := h.reservations["r"]; got.Status.Phase != broker.ReservationReleased || len(got.Finalizers) == 0 {
 		t.Errorf("paris has not confirmed: %s, finalizers %v", got.Status.Phase, got.Finalizers)
@@ -642,7 +650,7 @@ func TestRunningGangKeepsItsCapacity(t *testing.T) {
 	h.answer("berlin", "a", true)
 	h.use("a")
 	h.clock.Step(11 * time.Minute)
-	h.heard["berlin"] = h.clock.Now()
+	h.receive("berlin", h.clock.Now())
 	h.reconcile("a")
 	h.expectPods("berlin", "a", 3, 0)
 	h.expectPods("paris", "a", 3, 0)

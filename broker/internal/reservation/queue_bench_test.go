@@ -42,7 +42,7 @@ func BenchmarkDecisionBehindQueue(b *testing.B) {
 					}
 				})
 				for j := range 50 {
-					h.heard[fmt.Sprintf("c%02d", j)] = h.clock.Now()
+					h.receive(fmt.Sprintf("c%02d", j), h.clock.Now())
 				}
 			}
 			h.settings = config

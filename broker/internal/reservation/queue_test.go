@@ -177,7 +177,7 @@ func TestNewLeaderKnowsTheQueue(t *testing.T) {
 	h.ask("gang", 5, "1", func(s *broker.ReservationSpec) { s.MinAvailable = 5 })
 	h.failOver()
 	h.advertise("paris", "16")
-	h.queueAll(h.settings)
+	h.takeOver(t.Context())
 	h.ask("small", 1, "1")
 	h.expectPods("paris", "small", 0, 0)
 	if got := h.input(h.reservations["small"], h.settings).Position; got != 3 {

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -23,21 +22,15 @@ import (
 // Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
 // versions that the plan was computed from.
 func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
-	if err := r.takeOver(ctx); err != nil {
-		return ctrl.Result{}, err
+	if !r.takeOver(ctx) {
+		return ctrl.Result{}, ctx.Err()
 	}
-	reservation, err := r.known(ctx, name)
-	if apierrors.IsNotFound(err) {
+	known := r.store.Reservation(name)
+	if known == nil {
 		r.forget(name)
+		return ctrl.Result{}, nil
 	}
-	if err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	config, err := r.hub.Settings(ctx)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	in := r.input(reservation, config)
+	in := r.input(known.DeepCopy(), r.store.Settings())
 	p := plan.New(in)
 	r.note(in)
 	r.rememberImpossible(name, p.Impossible.Reason != "")

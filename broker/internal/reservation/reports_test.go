@@ -18,7 +18,7 @@ func (h *hub) readvertise(cluster string, f func(*broker.ClusterAdvertisementSpe
 	f(&after.Spec)
 	after.Generation++
 	h.put(after)
-	h.heard[cluster] = h.clock.Now()
+	h.receive(cluster, h.clock.Now())
 	h.reconcileAll(h.AdvertisementChanged(before, after))
 }
 

@@ -1110,7 +1110,7 @@ func renewal(e *env) {
 		e.Errorf("the price is %q", got)
 	}
 	for _, tc := range []struct{ requester, name string }{{"oslo", "r"}, {"rome", "unknown"}} {
-		if err := p.Renew(e.Context(), tc.requester, tc.name, r.UID); !apierrors.IsNotFound(err) {
+		if err := p.Renew(tc.requester, tc.name, r.UID); !apierrors.IsNotFound(err) {
 			e.Errorf("renewal of %s by %s: %v", tc.name, tc.requester, err)
 		}
 	}
@@ -1119,7 +1119,7 @@ func renewal(e *env) {
 	p.advertise(dearer)
 	e.clock.Step(50 * time.Minute)
 	e.eventually("the event about the price", func() error {
-		expect.NoError(e, p.Renew(e.Context(), "rome", "r", r.UID))
+		expect.NoError(e, p.Renew("rome", "r", r.UID))
 		var events eventsv1.EventList
 		expect.NoError(e, e.client.List(e.Context(), &events, client.InNamespace(e.namespace)))
 		for i := range events.Items {

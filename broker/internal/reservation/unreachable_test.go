@@ -176,7 +176,7 @@ func TestUnreachableNoMore(t *testing.T) {
 	h.cutOff("paris")
 	rome := h.heard["rome"]
 	h.hear(11 * time.Minute)
-	h.heard["rome"] = rome
+	h.receive("rome", rome)
 	h.reconcile("r")
 	h.expectPods("berlin", "r", 0, 0)
 

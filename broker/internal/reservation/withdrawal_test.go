@@ -59,7 +59,8 @@ func TestWithdrawalIsPlacedElsewhere(t *testing.T) {
 
 	h.clock.Step(time.Minute)
 	h.failOver()
-	h.heard["paris"], h.heard["berlin"] = h.clock.Now(), h.clock.Now()
+	h.receive("paris", h.clock.Now())
+	h.receive("berlin", h.clock.Now())
 	h.reconcile("r")
 	h.expectWithdrawals("r", within10m("paris", 1))
 

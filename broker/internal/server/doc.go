@@ -4,7 +4,7 @@
 // protocol and described by its openapi.json.
 //
 // The caller is identified by its client certificate (package identity), never by a
-// body. Reads come from the manager's cache. Writes go to the API server, or to package
+// body. Reads come from package store. Writes go to the API server, or to package
 // reservation, which owns placement and the ledger.
 //
 // What one caller may use is in package limits, what each cluster sees in package views, what

@@ -11,8 +11,6 @@ import (
 )
 
 const (
-	// configName is the name of the BrokerConfig in use.
-	configName = "default"
 	// writeSize is the size up to which a write counts as one.
 	writeSize = 8 << 10
 	// maxLists is the maximum number of lists of one cluster, and of first lists of its streams,
@@ -44,7 +42,7 @@ type quotas struct {
 func (s *Server) quotas() quotas {
 	// Without the object, the API server has not filled in the defaults.
 	var set broker.Quotas
-	if config := s.config.Load(); config != nil {
+	if config := s.Store.Config(); config != nil {
 		set = ptr.Deref(config.Spec.Quotas, set)
 	}
 	return quotas{

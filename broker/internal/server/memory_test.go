@@ -18,11 +18,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// configName is the name of the BrokerConfig that is used.
+const configName = "default"
 
 // memory is a server without listener, API server and certificates: a caller is named by
 // the common name of its certificate.
@@ -30,6 +35,8 @@ type memory struct {
 	*Server
 	callers *callers
 	agents  *agents
+	// objects are the last versions that were observed.
+	objects map[string]client.Object
 }
 
 func newMemory(t testing.TB, log logr.Logger) *memory {
@@ -38,14 +45,28 @@ func newMemory(t testing.TB, log logr.Logger) *memory {
 }
 
 // newMemoryAt is newMemory with a clock, nil for the real one.
-func newMemoryAt(log logr.Logger, clock clock.WithTicker) *memory {
+func newMemoryAt(log logr.Logger, at clock.WithTicker) *memory {
 	elected := make(chan struct{})
 	close(elected)
-	m := &memory{callers: &callers{}, agents: &agents{}}
-	m.Server = newServer(nil, nil, elected, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Log: log, Clock: clock})
-	m.Receipts = NewReceipts(m.Clock)
+	m := &memory{callers: &callers{}, agents: &agents{}, objects: map[string]client.Object{}}
+	if at == nil {
+		at = clock.RealClock{}
+	}
+	m.Server = newServer(nil, nil, elected, Options{Namespace: namespace, Identity: m.callers, Reconciler: m.agents, Store: store.New(at), Log: log, Clock: at})
 	m.Synced()
 	return m
+}
+
+// Observe is an event of the watch.
+func (m *memory) Observe(object client.Object, deleted bool) {
+	key := fmt.Sprintf("%T %s", object, object.GetName())
+	before, after := m.objects[key], object
+	if deleted {
+		before, after = object, nil
+	}
+	m.objects[key] = after
+	m.Store.Note(object, deleted)
+	m.Server.Observe(before, after)
 }
 
 func (m *memory) request(method, path, body, caller string) *http.Request {
@@ -170,11 +191,11 @@ func (a *agents) StoreAdvertisement(_ context.Context, spec broker.ClusterAdvert
 	return nil
 }
 
-func (a *agents) Beat(_ context.Context, _ string, beat protocol.Beat) (known bool, err error) {
+func (a *agents) Beat(_ string, beat protocol.Beat) (known bool) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.beats = append(a.beats, beat)
-	return beat.Digest != a.unknown, nil
+	return beat.Digest != a.unknown
 }
 
 func (a *agents) ApplyProviderAck(ctx context.Context, cluster, _ string, ack protocol.ProviderAck) error {
@@ -191,7 +212,7 @@ func (a *agents) ApplyRequesterAck(context.Context, string, string, protocol.Req
 	return nil
 }
 
-func (a *agents) Renew(_ context.Context, _, _ string, uid types.UID) error {
+func (a *agents) Renew(_, _ string, uid types.UID) error {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.renewals = append(a.renewals, uid)
@@ -213,7 +234,7 @@ func stored(name string, providers ...string) *broker.Reservation {
 
 // advertised returns the advertisement of a cluster with holds for Reservations of rome.
 func advertised(cluster string, holds ...*broker.Reservation) *broker.ClusterAdvertisement {
-	advertisement := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: cluster}, Spec: newAdvertisement(cluster)}
+	advertisement := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: cluster, UID: types.UID(cluster)}, Spec: newAdvertisement(cluster)}
 	for _, reservation := range holds {
 		advertisement.Status.Holds = append(advertisement.Status.Holds, broker.Hold{
 			ReservationUID: reservation.UID, ReservationName: reservation.Name, Requester: "rome", Attempt: 1,

@@ -17,10 +17,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/internal/server/views"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/text"
 )
@@ -43,7 +43,7 @@ func (s *Server) postReservation(w http.ResponseWriter, r *http.Request, caller 
 	if err != nil {
 		return err
 	}
-	return respond(w, http.StatusOK, s.index.OfConsumer(reservation))
+	return respond(w, http.StatusOK, s.views.OfConsumer(reservation))
 }
 
 // newReservation is the broker's Reservation for a request.
@@ -78,9 +78,9 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 	}
 }
 
-// put creates or updates the stored Reservation and returns it. It reads the cache
-// first, so that a request without changes does not reach the API server, and is not a
-// write of the caller. If the cache is outdated, the write fails with a conflict and is
+// put creates or updates the stored Reservation and returns it. It starts from what the store
+// knows, so that a request without changes does not reach the API server, and is not a
+// write of the caller. If that is outdated, the write fails with a conflict and is
 // retried on a live read.
 func (s *Server) put(ctx context.Context, caller string, want *broker.Reservation) (*broker.Reservation, error) {
 	size, err := specSize(&want.Spec)
@@ -89,21 +89,26 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 	}
 	takeWrite := sync.OnceValue(func() error { return s.takeWrite(caller, size) })
 	var stored *broker.Reservation
-	var reader client.Reader = s.client
+	live := false
 	err = retry.OnError(retry.DefaultRetry, func(err error) bool {
 		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 	}, func() error {
-		stored = &broker.Reservation{}
-		err := reader.Get(ctx, client.ObjectKeyFromObject(want), stored)
-		reader = s.live
-		if apierrors.IsNotFound(err) {
+		stored = s.Store.Reservation(want.Name).DeepCopy()
+		if live {
+			stored = &broker.Reservation{}
+			if err := s.live.Get(ctx, client.ObjectKeyFromObject(want), stored); apierrors.IsNotFound(err) {
+				stored = nil
+			} else if err != nil {
+				return err
+			}
+		}
+		live = true
+		if stored == nil {
 			if err := takeWrite(); err != nil {
 				return err
 			}
 			stored = want.DeepCopy()
 			return s.create(ctx, stored)
-		} else if err != nil {
-			return err
 		}
 		sets := len(stored.Spec.PodSets)
 		if changed, err := update(stored, want); err != nil || !changed {
@@ -132,14 +137,14 @@ func (s *Server) create(ctx context.Context, reservation *broker.Reservation) er
 		return err
 	}
 	requester := reservation.Spec.RequesterID
-	switch s.index.Admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
-	case views.HubFull:
+	switch s.Store.Admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
+	case store.HubFull:
 		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.allReservations)
-	case views.QuotaReached:
+	case store.QuotaReached:
 		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
 	}
 	if err := s.client.Create(ctx, reservation); err != nil {
-		s.index.Unadmit(requester, reservation.Name)
+		s.Store.Unadmit(requester, reservation.Name)
 		return err
 	}
 	return nil
@@ -218,7 +223,7 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 	switch {
 	case role == protocol.RoleRequester && watching(r):
 		return s.stream(w, r, caller, role, &stream.Tracker[protocol.ConsumerView]{
-			Views: func(id string) []protocol.ConsumerView { return s.index.Consumer(caller, id) },
+			Views: func(id string) []protocol.ConsumerView { return s.views.Consumer(caller, id) },
 			ID:    func(view protocol.ConsumerView) string { return view.ID },
 			Wrap:  func(some []protocol.ConsumerView) protocol.Event { return protocol.Event{Consumer: some} },
 		})
@@ -229,7 +234,7 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 			Wrap:  func(some []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: some} },
 		})
 	case role == protocol.RoleRequester:
-		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.index.Consumer(caller, "")})
+		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.views.Consumer(caller, "")})
 	case role == protocol.RoleProvider:
 		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
 	}
@@ -238,11 +243,7 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 
 // providerViews lists the holds on a provider; with an id, only those of that reservation.
 func (s *Server) providerViews(provider, id string) []protocol.ProviderView {
-	deadline := answers.DefaultDeadline
-	if config := s.config.Load(); config != nil && config.Spec.ProofDeadline != nil {
-		deadline = config.Spec.ProofDeadline.Duration
-	}
-	return s.index.Provider(provider, id, deadline)
+	return s.views.Provider(provider, id, s.Store.Settings().ProofDeadline)
 }
 
 func invalidRole() error {
@@ -253,7 +254,7 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 	id := r.PathValue("id")
 	switch protocol.Role(r.URL.Query().Get("role")) {
 	case protocol.RoleRequester:
-		if own := s.index.Consumer(caller, id); len(own) > 0 {
+		if own := s.views.Consumer(caller, id); len(own) > 0 {
 			return respond(w, http.StatusOK, own[0])
 		}
 		return notFound()
@@ -269,7 +270,7 @@ func (s *Server) getReservation(w http.ResponseWriter, r *http.Request, caller s
 // getDecision reports why each cluster that lends to the caller is not chosen for one of its
 // reservations, and how many do not lend to it. It compares the reservation with all clusters.
 func (s *Server) getDecision(w http.ResponseWriter, r *http.Request, caller string) error {
-	rejections, err := s.Reconciler.Explain(r.Context(), caller, r.PathValue("id"))
+	rejections, err := s.Reconciler.Explain(caller, r.PathValue("id"))
 	if err != nil {
 		return fmt.Errorf("explaining the decision: %w", err)
 	}
@@ -287,12 +288,12 @@ func notFound() error {
 }
 
 // deleteReservation begins the release: the Reservation is deleted when its holds are.
-// It is read live if it may not be the one in the cache: a Reservation that is not there
+// It is read live if it may not be the one in the store: a Reservation that is not there
 // yet, or that follows a deleted one of its name, must not be reported as deleted. The
-// deletion of one in the cache does not count as a write of the caller: there are no more
+// deletion of one in the store does not count as a write of the caller: there are no more
 // of them than creations, and capacity is given back without delay.
 func (s *Server) deleteReservation(w http.ResponseWriter, r *http.Request, caller string) error {
-	known := s.index.Reservation(caller, r.PathValue("id"))
+	known := s.views.Reservation(caller, r.PathValue("id"))
 	if known == nil || known.DeletionTimestamp != nil || s.release(r.Context(), known) != nil {
 		if err := s.takeWrite(caller, 0); err != nil {
 			return err
@@ -316,7 +317,7 @@ func (s *Server) release(ctx context.Context, reservation *broker.Reservation) e
 	if reservation.DeletionTimestamp != nil {
 		return nil
 	}
-	// A Reservation of the index is shared, and the response changes the object.
+	// A Reservation of the store is shared, and the response changes the object.
 	return s.client.Delete(ctx, &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: reservation.Namespace, Name: reservation.Name}},
 		client.Preconditions{UID: &reservation.UID})
 }
@@ -364,7 +365,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, caller string) er
 	if err := decode(r, &renewal); err != nil {
 		return err
 	}
-	if err := s.Reconciler.Renew(r.Context(), caller, r.PathValue("id"), renewal.ReservationUID); err != nil {
+	if err := s.Reconciler.Renew(caller, r.PathValue("id"), renewal.ReservationUID); err != nil {
 		return fmt.Errorf("renewing the lease of a reservation of %s: %w", caller, err)
 	}
 	leaseRenewals.Inc()

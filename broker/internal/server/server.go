@@ -14,9 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -25,6 +23,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/server/relay"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
 	"github.com/spillway-dev/spillway/broker/internal/server/views"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -42,11 +41,11 @@ type Reconciler interface {
 	StoreAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error
 	// Beat applies an advertisement with the content that is stored. It reports false, and does
 	// nothing, if the advertisement must be stored instead.
-	Beat(ctx context.Context, cluster string, beat protocol.Beat) (known bool, err error)
+	Beat(cluster string, beat protocol.Beat) (known bool)
 	ApplyProviderAck(ctx context.Context, cluster, name string, ack protocol.ProviderAck) error
 	ApplyRequesterAck(ctx context.Context, requester, name string, ack protocol.RequesterAck) error
-	Renew(ctx context.Context, requester, name string, uid types.UID) error
-	Explain(ctx context.Context, requester, name string) ([]broker.ClusterRejection, error)
+	Renew(requester, name string, uid types.UID) error
+	Explain(requester, name string) ([]broker.ClusterRejection, error)
 }
 
 // Identity authenticates clusters. Refusals are or wrap *protocol.Error.
@@ -67,9 +66,9 @@ type Options struct {
 	Namespace  string
 	Identity   Identity
 	Reconciler Reconciler
-	// Receipts records the received advertisements.
-	Receipts *Receipts
-	Log      logr.Logger
+	// Store has the objects that are read.
+	Store *store.Store
+	Log   logr.Logger
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Observed, if set, is called at the end of each Observe.
@@ -85,16 +84,12 @@ type Server struct {
 	live   client.Reader
 	// elected is closed once this replica is the leader and may act as it.
 	elected <-chan struct{}
-	// watches report whether the index has what the caches had at first.
-	watches []toolscache.InformerSynced
-	// synced is true once the index has the content of the caches.
+	// synced is true once the store has the content of the caches.
 	synced atomic.Bool
 	// stopping is closed to end the streams.
 	stopping chan struct{}
 
-	index *views.Index
-	// config is the BrokerConfig in use, if there is one.
-	config      atomic.Pointer[broker.BrokerConfig]
+	views       views.Views
 	broadcaster *stream.Broadcaster
 	mailboxes   *relay.Mailboxes
 	// callers limits by key, because a revoked key must not exhaust the limit of the
@@ -109,7 +104,7 @@ type Server struct {
 // Listener. Without one, the caller calls Synced.
 func New(mgr manager.Manager, options Options) (*Server, error) {
 	s := newServer(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected(), options)
-	if err := s.watch(mgr.GetCache()); err != nil {
+	if err := s.Store.Watch(mgr.GetCache(), s.Namespace, s.Observe); err != nil {
 		return nil, err
 	}
 	if s.Listener == nil {
@@ -128,7 +123,7 @@ func newServer(client client.Client, live client.Reader, elected <-chan struct{}
 		live:        live,
 		elected:     elected,
 		stopping:    make(chan struct{}),
-		index:       views.NewIndex(options.Clock),
+		views:       views.Views{Store: options.Store},
 		broadcaster: stream.NewBroadcaster(),
 		mailboxes:   relay.NewMailboxes(options.Clock),
 		callers:     limits.NewRates(options.Clock, limits.Always(100, 200)),
@@ -144,66 +139,37 @@ func newServer(client client.Client, live client.Reader, elected <-chan struct{}
 	return s
 }
 
-// watch observes the objects of the cache.
-func (s *Server) watch(informers cache.Cache) error {
-	// Authentication reads registrations from the cache: they are synced before the first
-	// call.
-	for _, object := range []client.Object{&broker.Reservation{}, &broker.ClusterAdvertisement{}, &broker.ClusterRegistration{}, &broker.BrokerConfig{}} {
-		informer, err := informers.GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
-		if err != nil {
-			return fmt.Errorf("watching %T: %w", object, err)
-		}
-		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(now any) { s.Observe(now.(client.Object), false) },
-			UpdateFunc: func(_, now any) { s.Observe(now.(client.Object), false) },
-			DeleteFunc: func(last any) {
-				if missed, ok := last.(toolscache.DeletedFinalStateUnknown); ok {
-					last = missed.Obj
-				}
-				s.Observe(last.(client.Object), true)
-			},
-		})
-		if err != nil {
-			return fmt.Errorf("watching %T: %w", object, err)
-		}
-		s.watches = append(s.watches, registration.HasSynced)
+// Observe wakes the streams whose views an event of the watch may have changed: the versions
+// of an object before and after it, nil for none. The store has the event already.
+func (s *Server) Observe(before, after client.Object) {
+	object, deleted := after, after == nil
+	if deleted {
+		object = before
 	}
-	return nil
-}
-
-// Observe updates what the server reads with an object that was added, updated or
-// deleted, and wakes the streams whose views may have changed. The server keeps the
-// object, which must not be changed any more.
-func (s *Server) Observe(object client.Object, deleted bool) {
-	if object.GetNamespace() != s.Namespace {
-		return
-	}
-	switch o := object.(type) {
+	switch object.(type) {
 	case *broker.Reservation:
-		now := unless(deleted, o)
-		before, changed := s.index.PutReservation(o.Name, now)
-		countReservation(before, -1)
+		was, now := as[broker.Reservation](before), as[broker.Reservation](after)
+		countReservation(was, -1)
 		countReservation(now, 1)
-		s.auditPhase(before, now)
-		s.notify(changed)
+		s.auditPhase(was, now)
+		s.notify(views.OfReservation(was, now))
 	case *broker.ClusterAdvertisement:
-		if deleted {
-			s.Receipts.forget(o.Name)
-		}
-		s.notify(s.index.PutAdvertisement(o.Name, unless(deleted, o)))
+		s.notify(s.views.OfAdvertisement(as[broker.ClusterAdvertisement](before), as[broker.ClusterAdvertisement](after)))
 	case *broker.ClusterRegistration:
-		clusterCertificateExpiry.DeleteLabelValues(o.Name)
-		if notAfter := o.Status.NotAfter; notAfter != nil && !deleted {
-			clusterCertificateExpiry.WithLabelValues(o.Name).Set(float64(notAfter.Unix()))
-		}
-	case *broker.BrokerConfig:
-		if o.Name == configName {
-			s.config.Store(unless(deleted, o))
+		clusterCertificateExpiry.DeleteLabelValues(object.GetName())
+		if now := as[broker.ClusterRegistration](after); now != nil && now.Status.NotAfter != nil {
+			clusterCertificateExpiry.WithLabelValues(now.Name).Set(float64(now.Status.NotAfter.Unix()))
 		}
 	}
 	if s.Observed != nil {
 		s.Observed(object, deleted)
 	}
+}
+
+// as is an object of a known kind, nil for none.
+func as[T any](object client.Object) *T {
+	typed, _ := any(object).(*T)
+	return typed
 }
 
 // notify wakes the streams of those whose views may have changed.
@@ -213,15 +179,8 @@ func (s *Server) notify(changed views.Changes) {
 	}
 }
 
-func unless[T any](deleted bool, object *T) *T {
-	if deleted {
-		return nil
-	}
-	return object
-}
-
-// Synced states that Observe was called for all objects that existed at first: without it, most
-// calls are refused.
+// Synced states that the store has all objects that existed at first: without it, most calls are
+// refused.
 func (s *Server) Synced() { s.synced.Store(true) }
 
 // NeedLeaderElection is false: all replicas listen.
@@ -229,7 +188,7 @@ func (s *Server) NeedLeaderElection() bool { return false }
 
 // Start serves until ctx ends. The manager calls it once its caches are synced.
 func (s *Server) Start(ctx context.Context) error {
-	if !toolscache.WaitForCacheSync(ctx.Done(), s.watches...) {
+	if !s.Store.WaitSynced(ctx) {
 		return nil
 	}
 	s.Synced()

@@ -358,7 +358,7 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 	}
 	eventually(t, "the broker's watch to show all", func() error {
 		for _, id := range created {
-			if c.hub.server.index.Reservation("berlin", id) == nil {
+			if c.hub.server.views.Reservation("berlin", id) == nil {
 				return errors.New(id + " is not there")
 			}
 		}

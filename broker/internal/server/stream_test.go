@@ -21,7 +21,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 	rendered := 0
 	source := &stream.Tracker[protocol.ConsumerView]{
 		Views: func(id string) []protocol.ConsumerView {
-			found := m.index.Consumer("rome", id)
+			found := m.views.Consumer("rome", id)
 			rendered += max(len(found), 1)
 			return found
 		},

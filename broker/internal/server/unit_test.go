@@ -12,8 +12,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -21,68 +19,21 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func TestReceipts(t *testing.T) {
-	clock := clocktesting.NewFakePassiveClock(start)
-	receipts := NewReceipts(clock)
-	receipts.record("paris")()
-	if _, known := receipts.ReceivedAt("paris"); known {
-		t.Fatal("an undone receipt still counts")
-	}
-	receipts.record("paris")
-	clock.SetTime(start.Add(time.Minute))
-	undo := receipts.record("paris")
-	if at, _ := receipts.ReceivedAt("paris"); !at.Equal(start.Add(time.Minute)) {
-		t.Fatalf("got %s", at)
-	}
-	undo()
-	if at, _ := receipts.ReceivedAt("paris"); !at.Equal(start) {
-		t.Fatalf("want the receipt before, got %s", at)
-	}
-}
-
-// TestBeat: a beat counts as received if the content is known, and stores nothing.
+// TestBeat: the caller hears whether the content is known; nothing is stored.
 func TestBeat(t *testing.T) {
-	clock := clocktesting.NewFakeClock(start)
-	m := newMemoryAt(logr.Discard(), clock)
+	m := newMemory(t, logr.Discard())
 	m.agents.unknown = "other"
-	for _, tc := range []struct {
-		digest, want string
-		after        time.Duration
-		received     time.Time
-	}{
-		{"other", `{"known":false}`, 0, time.Time{}},
-		{"same", `{"known":true}`, time.Minute, start.Add(time.Minute)},
-		{"other", `{"known":false}`, time.Minute, start.Add(time.Minute)},
-	} {
-		clock.Step(tc.after)
-		got := m.call(http.MethodPost, protocol.PathBeat, encode(t, protocol.Beat{Sequence: 7, Digest: tc.digest}), "paris")
-		if got.status != http.StatusOK || strings.TrimSpace(string(got.body)) != tc.want {
-			t.Errorf("%s: got %d %s", tc.digest, got.status, got.body)
+	for digest, want := range map[string]string{"other": `{"known":false}`, "same": `{"known":true}`} {
+		got := m.call(http.MethodPost, protocol.PathBeat, encode(t, protocol.Beat{Sequence: 7, Digest: digest}), "paris")
+		if got.status != http.StatusOK || strings.TrimSpace(string(got.body)) != want {
+			t.Errorf("%s: got %d %s", digest, got.status, got.body)
 		}
-		if last := m.agents.beats[len(m.agents.beats)-1]; last != (protocol.Beat{Sequence: 7, Digest: tc.digest}) {
-			t.Errorf("%s arrived as %+v", tc.digest, last)
-		}
-		if at, _ := m.Receipts.ReceivedAt("paris"); !at.Equal(tc.received) {
-			t.Errorf("%s: the last receipt is of %s", tc.digest, at)
+		if last := m.agents.beats[len(m.agents.beats)-1]; last != (protocol.Beat{Sequence: 7, Digest: digest}) {
+			t.Errorf("%s arrived as %+v", digest, last)
 		}
 	}
 	if n := len(m.agents.stored); n > 0 {
 		t.Errorf("%d advertisements were stored", n)
-	}
-}
-
-// TestReceiptOfDeletedAdvertisement: the receipts have no more clusters than there are.
-func TestReceiptOfDeletedAdvertisement(t *testing.T) {
-	m := newMemory(t, logr.Discard())
-	ad := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "paris"}}
-	m.Receipts.record("paris")
-	m.Observe(ad, false)
-	if _, known := m.Receipts.ReceivedAt("paris"); !known {
-		t.Fatal("the receipt is gone with an update")
-	}
-	m.Observe(ad, true)
-	if _, known := m.Receipts.ReceivedAt("paris"); known {
-		t.Fatal("the receipt of a deleted advertisement is kept")
 	}
 }
 

@@ -1,4 +1,3 @@
-// Package views is what each cluster sees of the hub's Reservations and ClusterAdvertisements.
-// The Index has them by the clusters that they concern: it says whose views a change of an
-// object may change, and how many Reservations a consumer has.
+// Package views is what each cluster sees of the hub's Reservations and ClusterAdvertisements,
+// which are in package store, and whose views a change of one of them may change.
 package views

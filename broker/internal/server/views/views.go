@@ -2,7 +2,6 @@ package views
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -25,24 +25,40 @@ const (
 	AnnotationSourceGeneration = broker.Group + "/source-generation"
 )
 
+// Views are those of the objects in a store.
+type Views struct{ Store *store.Store }
+
+// advertisement is a cluster's advertisement, an empty one if there is none.
+func (v Views) advertisement(cluster string) *broker.ClusterAdvertisement {
+	return orEmpty(v.Store.Advertisement(cluster))
+}
+
+// Reservation is the Reservation of a name and requester, nil if there is none.
+func (v Views) Reservation(requester, name string) *broker.Reservation {
+	if found := v.Store.Reservation(name); found != nil && found.Spec.RequesterID == requester {
+		return found
+	}
+	return nil
+}
+
 // Consumer lists the reservations of a requester, sorted by ID; with an id, only that one.
-func (x *Index) Consumer(requester, id string) []protocol.ConsumerView {
+func (v Views) Consumer(requester, id string) []protocol.ConsumerView {
 	var found []*broker.Reservation
 	if id == "" {
-		found = x.reservationsOf(requester)
-	} else if reservation := x.Reservation(requester, id); reservation != nil {
+		found = v.Store.ReservationsOf(requester)
+	} else if reservation := v.Reservation(requester, id); reservation != nil {
 		found = append(found, reservation)
 	}
 	views := make([]protocol.ConsumerView, 0, len(found))
 	for _, reservation := range found {
-		views = append(views, x.OfConsumer(reservation))
+		views = append(views, v.OfConsumer(reservation))
 	}
 	return views
 }
 
 // OfConsumer is a reservation as its requester sees it. It shares its content with the
 // reservation.
-func (x *Index) OfConsumer(reservation *broker.Reservation) protocol.ConsumerView {
+func (v Views) OfConsumer(reservation *broker.Reservation) protocol.ConsumerView {
 	view := protocol.ConsumerView{
 		ID:               reservation.Name,
 		UID:              reservation.UID,
@@ -55,7 +71,7 @@ func (x *Index) OfConsumer(reservation *broker.Reservation) protocol.ConsumerVie
 	}
 	view.Status.Decision = decide.ForConsumer(view.Status.Decision)
 	contact := func(cluster string) (endpoint string) {
-		provider := x.advertisement(cluster)
+		provider := v.advertisement(cluster)
 		if provider.Spec.PeerKey != "" {
 			if view.PeerKeys == nil {
 				view.PeerKeys = map[string]string{}
@@ -79,13 +95,13 @@ func (x *Index) OfConsumer(reservation *broker.Reservation) protocol.ConsumerVie
 
 // Provider lists the holds on a provider, sorted by reservation ID; with an id, only those of
 // that reservation. deadline is that for the answer to a hold.
-func (x *Index) Provider(provider, id string, deadline time.Duration) []protocol.ProviderView {
-	own := x.advertisement(provider)
+func (v Views) Provider(provider, id string, deadline time.Duration) []protocol.ProviderView {
+	own := v.advertisement(provider)
 	views := []protocol.ProviderView{}
 	for i := range own.Status.Holds {
 		hold := &own.Status.Holds[i]
 		if id == "" || hold.ReservationName == id {
-			key := x.advertisement(hold.Requester).Spec.PeerKey
+			key := v.advertisement(hold.Requester).Spec.PeerKey
 			views = append(views, protocol.ProviderView{ID: hold.ReservationName, Requester: hold.Requester, RequesterPeerKey: key, Hold: *hold, AnswerWithin: answerWithin(*hold, deadline)})
 		}
 	}
@@ -104,13 +120,10 @@ func answerWithin(hold broker.Hold, deadline time.Duration) *metav1.Duration {
 }
 
 // Advertisements lists those that the caller sees, sorted by cluster ID.
-func (x *Index) Advertisements(caller string) []protocol.AdvertisementView {
-	x.mutex.RLock()
-	all := maps.Clone(x.advertisements) // what they show takes longer
-	x.mutex.RUnlock()
+func (v Views) Advertisements(caller string) []protocol.AdvertisementView {
 	views := []protocol.AdvertisementView{}
-	for _, cluster := range slices.Sorted(maps.Keys(all)) {
-		if view, visible := ofAdvertisement(all[cluster], caller); visible {
+	for _, advertisement := range v.Store.Advertisements() {
+		if view, visible := ofAdvertisement(advertisement, caller); visible {
 			views = append(views, view)
 		}
 	}
@@ -118,8 +131,8 @@ func (x *Index) Advertisements(caller string) []protocol.AdvertisementView {
 }
 
 // Advertisement is a cluster's advertisement, unless the caller does not see it.
-func (x *Index) Advertisement(cluster, caller string) (view protocol.AdvertisementView, visible bool) {
-	return ofAdvertisement(x.advertisement(cluster), caller)
+func (v Views) Advertisement(cluster, caller string) (view protocol.AdvertisementView, visible bool) {
+	return ofAdvertisement(v.advertisement(cluster), caller)
 }
 
 // ofAdvertisement is an advertisement as the caller sees it: its own in full. Of

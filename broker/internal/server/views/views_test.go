@@ -1,7 +1,6 @@
 package views
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -28,14 +28,15 @@ func TestViewOfDeletedReservation(t *testing.T) {
 			Conditions:  []metav1.Condition{{Type: broker.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"}, {Type: broker.ConditionQueued, Status: metav1.ConditionTrue, Reason: "InsufficientCapacity"}},
 		},
 	}
-	x := NewIndex(clocktesting.NewFakePassiveClock(start))
-	x.PutReservation("r", reservation)
+	x := Views{store.New(clocktesting.NewFakePassiveClock(start))}
+	x.Store.PutReservation(reservation)
 	if view := x.OfConsumer(reservation); len(view.Status.Allocations) != 1 || view.Status.Phase != broker.ReservationActive {
 		t.Errorf("before the deletion: %+v", view.Status)
 	}
 	deleted := reservation.DeepCopy()
 	deleted.DeletionTimestamp = &metav1.Time{Time: start}
-	_, changed := x.PutReservation("r", deleted)
+	x.Store.PutReservation(deleted)
+	changed := OfReservation(reservation, deleted)
 	if ids := changed[Viewer{"rome", protocol.RoleRequester}]; !slices.Equal(ids, []string{"r"}) {
 		t.Errorf("the deletion changes the views %v of rome", ids)
 	}
@@ -51,8 +52,8 @@ func TestViewOfDeletedReservation(t *testing.T) {
 // A consumer hears which clusters are asked first, and how to reach them, from the record of
 // the attempt until the status says more.
 func TestViewOfFirstAttempt(t *testing.T) {
-	x := NewIndex(clocktesting.NewFakePassiveClock(start))
-	x.PutAdvertisement("paris", &broker.ClusterAdvertisement{Spec: broker.ClusterAdvertisementSpec{ClusterID: "paris", EndpointURL: "https://paris.test:6443", PeerKey: "key-of-paris"}})
+	x := Views{store.New(clocktesting.NewFakePassiveClock(start))}
+	x.Store.PutAdvertisement(&broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Name: "paris", UID: "paris"}, Spec: broker.ClusterAdvertisementSpec{ClusterID: "paris", EndpointURL: "https://paris.test:6443", PeerKey: "key-of-paris"}})
 	asked := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r", Annotations: map[string]string{broker.AnnotationFirstAttempt: "paris,berlin"}}}
 	view := x.OfConsumer(asked)
 	if want := []protocol.AskedCluster{{Cluster: "paris", Endpoint: "https://paris.test:6443"}, {Cluster: "berlin"}}; !slices.Equal(view.Asked, want) || view.PeerKeys["paris"] != "key-of-paris" {
@@ -66,32 +67,4 @@ func TestViewOfFirstAttempt(t *testing.T) {
 			t.Errorf("%s, it asks %+v", what, view.Asked)
 		}
 	}
-}
-
-// All consumers together have a bounded number of Reservations.
-func TestReservationsOfAllAreBounded(t *testing.T) {
-	now := clocktesting.NewFakePassiveClock(start)
-	x := NewIndex(now)
-	const limit, total = 60, 100
-	admit := func(requester string, want Admission, count int) {
-		t.Helper()
-		for i := range count {
-			name := fmt.Sprint(requester, "-", now.Now().Unix(), "-", i)
-			if got := x.Admit(requester, name, limit, total); got != want {
-				t.Fatalf("number %d of %s: %v, want %v", i+1, requester, got, want)
-			}
-			if want == Admitted && i%2 == 0 {
-				// The watch has shown it.
-				x.PutReservation(name, &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: broker.ReservationSpec{RequesterID: requester}})
-			}
-		}
-	}
-	admit("rome", Admitted, 60)
-	admit("rome-2", Admitted, 30)
-	admit("rome", QuotaReached, 1)
-	admit("oslo", Admitted, 10)
-	admit("lima", HubFull, 1)
-	// What the watch has not shown for long does not count any more.
-	now.SetTime(start.Add(admissionTTL))
-	admit("lima", Admitted, 9)
 }

@@ -1,4 +1,4 @@
-package views
+package store
 
 import "time"
 
@@ -20,19 +20,19 @@ const (
 
 // Admit reserves a requester's place for a new Reservation, which Unadmit gives back if
 // it is not created. limit is the maximum number of the requester, total of all.
-func (x *Index) Admit(requester, name string, limit, total int) Admission {
-	x.mutex.Lock()
-	defer x.mutex.Unlock()
-	now := x.clock.Now()
-	pending := x.admitted[requester]
+func (s *Store) Admit(requester, name string, limit, total int) Admission {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	pending := s.admitted[requester]
 	for other, at := range pending {
 		if now.Sub(at) >= admissionTTL {
 			delete(pending, other)
 		}
 	}
 	if _, again := pending[name]; !again {
-		own, all := len(x.byRequester[requester])+len(pending), len(x.reservations)
-		for _, of := range x.admitted {
+		own, all := len(s.byRequester[requester])+len(pending), len(s.reservations.known)
+		for _, of := range s.admitted {
 			for _, at := range of {
 				if now.Sub(at) < admissionTTL {
 					all++
@@ -48,21 +48,21 @@ func (x *Index) Admit(requester, name string, limit, total int) Admission {
 	}
 	if pending == nil {
 		pending = map[string]time.Time{}
-		x.admitted[requester] = pending
+		s.admitted[requester] = pending
 	}
 	pending[name] = now
 	return Admitted
 }
 
 // Unadmit gives back the place of a Reservation that was not created.
-func (x *Index) Unadmit(requester, name string) {
-	x.mutex.Lock()
-	defer x.mutex.Unlock()
-	x.unadmitLocked(requester, name)
+func (s *Store) Unadmit(requester, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unadmitLocked(requester, name)
 }
 
-func (x *Index) unadmitLocked(requester, name string) {
-	if delete(x.admitted[requester], name); len(x.admitted[requester]) == 0 {
-		delete(x.admitted, requester)
+func (s *Store) unadmitLocked(requester, name string) {
+	if delete(s.admitted[requester], name); len(s.admitted[requester]) == 0 {
+		delete(s.admitted, requester)
 	}
 }
