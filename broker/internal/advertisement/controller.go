@@ -126,8 +126,12 @@ func (c *Clusters) Note(before, after *broker.ClusterAdvertisement) {
 // fresh. After a fail-over no cluster is fresh before its next advertisement, but all
 // are active until the stale threshold.
 func (c *Clusters) Activity(cluster string, config settings.Settings) (active, fresh bool) {
-	age := c.Clock.Since(c.LastAdvertised(cluster))
-	received := !c.store.Receipt(cluster).At.IsZero()
+	at := c.store.Receipt(cluster).At
+	received := !at.IsZero()
+	if !received {
+		at = c.startedAt()
+	}
+	age := c.Clock.Since(at)
 	return age < config.StaleAfter, received && age <= config.FreshFor
 }
 

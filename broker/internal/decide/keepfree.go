@@ -42,13 +42,13 @@ type keptFree struct {
 	entry   *entry
 }
 
-// CouldPlace reports whether the clusters that advertise could take at least as many pods
+// CouldTake reports whether the clusters that advertise could take at least as many pods
 // of a request, and any of it at all, if they held nothing for others.
-func CouldPlace(request Request, pods int32, snapshot Snapshot) bool {
-	c := newClaimant(&request, snapshot.catalog)
+func (s Snapshot) CouldTake(request Request, pods int32) bool {
+	c := newClaimant(&request, s.catalog)
 	var most []int
-	for _, e := range snapshot.entries {
-		if active, _ := snapshot.activity.of(e.spec.ClusterID); !active {
+	for _, e := range s.entries {
+		if active, _ := s.activity.of(e.spec.ClusterID); !active {
 			continue
 		}
 		claim := c.couldTake(e)

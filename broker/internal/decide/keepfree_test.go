@@ -22,7 +22,7 @@ func selecting(request decide.Request, disk string) decide.Request {
 }
 
 // What can be placed one day is judged by nodes, not by the sum of a cluster.
-func TestCouldPlace(t *testing.T) {
+func TestCouldTake(t *testing.T) {
 	total := func(text string) decide.Request {
 		return decide.Request{Requester: "rome", Want: broker.HeldCapacity{Totals: amounts(text)}}
 	}
@@ -71,7 +71,7 @@ func TestCouldPlace(t *testing.T) {
 		"a gang of more pods than the nodes' slots allow": {pods(5, "cpu=1"), 5, []oracleCluster{cluster("paris", totals("cpu=16", ""), shapes(4, "cpu=4", 1))}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decide.CouldPlace(tc.request, tc.pods, snapshotOf(tc.clusters)); got != tc.want {
+			if got := snapshotOf(tc.clusters).CouldTake(tc.request, tc.pods); got != tc.want {
 				t.Errorf("could be placed is %t", got)
 			}
 		})

@@ -12,9 +12,9 @@ func (in Input) leastPods() int32 {
 	return min(in.Reservation.Spec.MinAvailable, in.Requested().Pods())
 }
 
-// Lacks is the number of pods that it needs besides those that its status shows as
+// lacks is the number of pods that it needs besides those that its status shows as
 // allocated, before any of them may be used.
-func (in Input) Lacks() int32 {
+func (in Input) lacks() int32 {
 	if inUse(in.Reservation) {
 		return 0
 	}

@@ -44,10 +44,22 @@ func (in Input) allocated() (allocated broker.HeldCapacity) {
 	return allocated
 }
 
-// KeepsFree reports whether capacity may be kept free for the Reservation.
-func (in Input) KeepsFree() bool {
+// KeepFree reports whether capacity is kept free for the Reservation when it is the first in the
+// queue, for the request of its entry there: what could be placed nowhere holds back no other.
+func (in Input) KeepFree(request decide.Request) bool {
+	return in.mayKeepFree() && in.Choice.Clusters.CouldTake(request, in.lacks())
+}
+
+// mayKeepFree is what KeepFree depends on besides the clusters.
+func (in Input) mayKeepFree() bool {
 	ended := in.Settings.KeepFreeFor > 0 && !in.Times.Waiting.IsZero() && !in.Now.Before(in.Times.Waiting.Add(in.Settings.KeepFreeFor))
-	return in.Settings.Queueing != broker.QueueingNone && !ended
+	return in.Queued() && in.Settings.Queueing != broker.QueueingNone && !ended
+}
+
+// Chooses reports whether anything depends on the input's choice: a placement, unless nothing
+// is to be placed, or KeepFree.
+func (in Input) Chooses(place bool) bool {
+	return in.mayKeepFree() || place && !in.Missing().Empty()
 }
 
 // totalOf is what a spec requests in total.

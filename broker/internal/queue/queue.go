@@ -30,15 +30,14 @@ type Entry struct {
 	Since time.Time
 	// Request is what it waits for.
 	Request decide.Request
-	// Placeable is whether capacity is kept free for it when it is the first: what could be
-	// placed nowhere holds back no other.
-	Placeable bool
+	// KeepFree is whether capacity is kept free for it when it is the first.
+	KeepFree bool
 	// requests of its pods.
 	requests []capacity.Vector
 }
 
 func (e *Entry) same(as *Entry) bool {
-	return e.UID == as.UID && e.Priority == as.Priority && e.Since.Equal(as.Since) && e.Placeable == as.Placeable &&
+	return e.UID == as.UID && e.Priority == as.Priority && e.Since.Equal(as.Since) && e.KeepFree == as.KeepFree &&
 		apiequality.Semantic.DeepEqual(e.Request, as.Request)
 }
 
@@ -131,7 +130,7 @@ func (q *Queue) First(before Entry) *Entry {
 		switch {
 		case compare(entry, &before) >= 0:
 			return nil
-		case entry.Placeable && entry.Name != before.Name:
+		case entry.KeepFree && entry.Name != before.Name:
 			return entry
 		}
 	}

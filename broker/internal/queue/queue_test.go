@@ -45,7 +45,7 @@ func any(*queue.Entry) bool { return true }
 
 func TestOrder(t *testing.T) {
 	q := queue.New()
-	set := func(e queue.Entry) { e.Placeable = true; q.Set(e) }
+	set := func(e queue.Entry) { e.KeepFree = true; q.Set(e) }
 	set(entry("young", 0, 1, pods(1, "1")))
 	set(entry("old", 0, 9, pods(1, "1")))
 	set(entry("urgent", 5, 0, pods(1, "1")))
@@ -81,7 +81,7 @@ func TestQueueIsSorted(t *testing.T) {
 				continue
 			}
 			e := entry(name, rapid.Int32Range(-1, 1).Draw(t, "priority"), rapid.IntRange(0, 2).Draw(t, "age"), pods(1, "1"))
-			e.Placeable = rapid.Bool().Draw(t, "placeable")
+			e.KeepFree = rapid.Bool().Draw(t, "placeable")
 			position, first := q.Position(e), q.First(e)
 			q.Set(e)
 			want[name] = e
@@ -98,7 +98,7 @@ func TestQueueIsSorted(t *testing.T) {
 			if q.First(*e) != first || q.Position(*e) != i+1 || want[e.Name].Priority != e.Priority {
 				t.Fatalf("%s is number %d behind %v", e.Name, i, q.First(*e))
 			}
-			if first == nil && e.Placeable {
+			if first == nil && e.KeepFree {
 				first = e
 			}
 		}
@@ -110,7 +110,7 @@ func TestFirst(t *testing.T) {
 	q := queue.New()
 	for i := range 200 {
 		e := entry(fmt.Sprintf("e%03d", i), 0, 200-i, pods(1, "1"))
-		e.Placeable = i%2 == 1
+		e.KeepFree = i%2 == 1
 		q.Set(e)
 	}
 	last := entry("last", 0, 0, pods(1, "1"))
@@ -120,12 +120,12 @@ func TestFirst(t *testing.T) {
 	}
 	// The same entry again is the same, so that what is known of it stays.
 	same := entry("e001", 0, 199, pods(1, "1"))
-	same.Placeable = true
+	same.KeepFree = true
 	q.Set(same)
 	if q.First(last) != first {
 		t.Error("an entry without a change was replaced")
 	}
-	same.Placeable = false
+	same.KeepFree = false
 	q.Set(same)
 	if got := q.First(last).Name; got != "e003" || q.Len() != 200 {
 		t.Errorf("the first is %s of %d", got, q.Len())

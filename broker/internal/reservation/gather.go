@@ -22,15 +22,20 @@ import (
 // of the Reservation fail if it has changed, those of holds if the holds of this Reservation
 // have.
 func (r *Reconciler) input(reservation *broker.Reservation, config settings.Settings) plan.Input {
+	return r.gather(reservation, config, true)
+}
+
+// gather is the input, with a choice only for the queue if nothing is to be placed.
+func (r *Reconciler) gather(reservation *broker.Reservation, config settings.Settings, place bool) plan.Input {
 	adoptAttempt(reservation)
 	in := plan.Input{Reservation: reservation, Settings: config, Now: r.clock.Now()}
-	r.readLedgers(&in)
+	r.readLedgers(&in, place)
 	return in
 }
 
 // readLedgers takes the advertisements and their activity from the store, and with them all
 // that depends on them.
-func (r *Reconciler) readLedgers(in *plan.Input) {
+func (r *Reconciler) readLedgers(in *plan.Input, place bool) {
 	requester := in.Reservation.Spec.RequesterID
 	in.Advertisements = r.store.Advertisements()
 	in.Holders = r.store.HoldersOf(in.Reservation.Name)
@@ -44,8 +49,8 @@ func (r *Reconciler) readLedgers(in *plan.Input) {
 	}
 	r.recall(in)
 	in.Choice = plan.Choice{}
-	if missing := in.Missing(); !missing.Empty() || in.Queued() {
-		in.Choice = r.choice(*in, missing)
+	if in.Chooses(place) {
+		in.Choice = r.choice(*in, in.Missing())
 	}
 }
 
@@ -138,7 +143,7 @@ func (r *Reconciler) readOverstated(ctx context.Context, in *plan.Input) error {
 		}
 	}
 	if len(overstated) > 0 {
-		r.readLedgers(in)
+		r.readLedgers(in, false)
 	}
 	return nil
 }

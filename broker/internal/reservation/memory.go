@@ -41,7 +41,7 @@ func (r *Reconciler) note(in plan.Input) {
 func (r *Reconciler) noteQueue(in plan.Input) {
 	entry := in.Entry()
 	if in.Queued() && !entry.Request.Want.Empty() {
-		entry.Placeable = in.KeepsFree() && decide.CouldPlace(entry.Request, in.Lacks(), in.Choice.Clusters)
+		entry.KeepFree = in.KeepFree(entry.Request)
 		r.queue.Set(entry)
 	} else if r.queue.Remove(entry.Name) {
 		r.clusters.Retry.Send()
@@ -123,7 +123,7 @@ func (r *Reconciler) takeOver(ctx context.Context) bool {
 		}
 		for _, reservation := range r.store.Reservations() {
 			if meta.IsStatusConditionTrue(reservation.Status.Conditions, broker.ConditionQueued) {
-				r.note(r.input(reservation.DeepCopy(), r.store.Settings()))
+				r.note(r.gather(reservation.DeepCopy(), r.store.Settings(), false))
 			}
 		}
 	})

@@ -166,7 +166,7 @@ func (h *hub) reconcile(name string) plan.Input {
 		}
 		if !p.Empty() {
 			in.Reservation.Status.Attempt = p.Attempt
-			h.readLedgers(&in)
+			h.readLedgers(&in, false)
 			h.note(in)
 		}
 		r.Status = plan.Status(in, p, !p.Empty())

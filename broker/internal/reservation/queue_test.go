@@ -185,6 +185,28 @@ func TestNewLeaderKnowsTheQueue(t *testing.T) {
 	}
 }
 
+// A new leader that keeps no capacity free compares what waits with no cluster before it places
+// anything.
+func TestNewLeaderWithoutQueueComparesNothing(t *testing.T) {
+	h := newHub(t)
+	const clusters, waiting = 40, 20
+	for i := range clusters {
+		h.advertise(fmt.Sprint("c", i), "1")
+	}
+	for i := range waiting {
+		h.ask(fmt.Sprint("r", i), 1, "12")
+	}
+	h.settings.Queueing = broker.QueueingNone
+	h.failOver()
+	h.configure()
+	looked := 0
+	h.looks.seen = func() { looked++ }
+	h.takeOver(t.Context())
+	if h.queue.Len() != waiting || looked > 2*waiting {
+		t.Errorf("of %d, %d wait, and %d clusters were looked at", waiting, h.queue.Len(), looked)
+	}
+}
+
 // A growth that waits keeps its age when its counts are lowered, when a provider refuses it,
 // and for another leader. What a provider gives up is as old as before.
 func TestAgeOfGrowth(t *testing.T) {

@@ -47,6 +47,7 @@ func (h *hub) configure() {
 		Spec: broker.BrokerConfigSpec{
 			MaxDuration: &metav1.Duration{Duration: h.settings.MaxDuration},
 			KeepFreeFor: &metav1.Duration{Duration: h.settings.KeepFreeFor},
+			Queueing:    h.settings.Queueing,
 		},
 	}, false)
 }

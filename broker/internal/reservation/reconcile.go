@@ -44,7 +44,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, e
 			return ctrl.Result{}, err
 		}
 		if read {
-			r.readLedgers(&in)
+			r.readLedgers(&in, true)
 			p = plan.New(in)
 		}
 	}
@@ -163,7 +163,7 @@ func (r *Reconciler) writeHolds(ctx context.Context, in *plan.Input, p plan.Plan
 		}
 	}
 	if p.Writes() {
-		r.readLedgers(in)
+		r.readLedgers(in, false)
 		r.note(*in)
 	}
 	return nil
