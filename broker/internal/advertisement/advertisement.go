@@ -141,7 +141,8 @@ func (c *Clusters) account(ad *broker.ClusterAdvertisement, active bool) (change
 	return !apiequality.Semantic.DeepEqual(before, after)
 }
 
-// Reasons of condition Ready of a ClusterAdvertisement.
+// Reasons of condition Ready of a ClusterAdvertisement: stale means that its cluster has not been
+// heard for longer than staleAfter of the BrokerConfig, as its phase does.
 const (
 	reasonReceived = "AdvertisementReceived"
 	reasonStale    = "AdvertisementStale"

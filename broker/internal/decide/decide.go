@@ -64,20 +64,22 @@ type Decision struct {
 
 // Reasons of rejections, besides those of package capacity.
 const (
-	ReasonRequesterItself    = "RequesterItself"
-	ReasonClusterInactive    = "ClusterInactive"
-	ReasonAdvertisementStale = "AdvertisementStale"
-	ReasonUnreachable        = "Unreachable"
-	ReasonPinnedElsewhere    = "PinnedElsewhere"
-	ReasonExcluded           = "Excluded"
-	ReasonOtherRegion        = "OtherRegion"
-	ReasonOtherZone          = "OtherZone"
-	ReasonRefused            = answers.ReasonRefused
-	ReasonNotAnswering       = answers.ReasonNotAnswering
-	ReasonTooManyProviders   = "TooManyProviders"
-	ReasonPriceUnknown       = "PriceUnknown"
-	ReasonOverBudget         = "OverBudget"
-	ReasonNotPreferred       = "NotPreferred"
+	ReasonRequesterItself = "RequesterItself"
+	// ReasonClusterInactive means that the last advertisement is older than staleAfter of the
+	// BrokerConfig, ReasonAdvertisementTooOld that it is older than freshFor.
+	ReasonClusterInactive     = "ClusterInactive"
+	ReasonAdvertisementTooOld = "AdvertisementTooOld"
+	ReasonUnreachable         = "Unreachable"
+	ReasonPinnedElsewhere     = "PinnedElsewhere"
+	ReasonExcluded            = "Excluded"
+	ReasonOtherRegion         = "OtherRegion"
+	ReasonOtherZone           = "OtherZone"
+	ReasonRefused             = answers.ReasonRefused
+	ReasonNotAnswering        = answers.ReasonNotAnswering
+	reasonTooManyProviders    = "TooManyProviders"
+	ReasonPriceUnknown        = "PriceUnknown"
+	ReasonOverBudget          = "OverBudget"
+	ReasonNotPreferred        = "NotPreferred"
 )
 
 // Eligible reports whether a cluster may be chosen for a request if it has the capacity.

@@ -162,7 +162,7 @@ func TestFilters(t *testing.T) {
 			},
 			want: "paris", pods: 1,
 			rejected: byCluster{
-				"rome": "RequesterItself", "offline": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "ClusterInactive", "old": "AdvertisementStale",
+				"rome": "RequesterItself", "offline": "LendingDisabled", "picky": "ConsumerNotAdmitted", "gone": "ClusterInactive", "old": "AdvertisementTooOld",
 				"x": "Excluded", "far": "OtherRegion", "beside": "OtherZone", "no": "Refused", "cut": "Unreachable",
 			},
 			messages: byCluster{
@@ -528,9 +528,9 @@ func TestForConsumer(t *testing.T) {
 			reason: "the counts stay in order",
 			decision: &broker.Decision{Rejections: all("LendingDisabled"), RejectionCounts: counts(
 				broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 3}, broker.RejectionCount{Reason: "LendingDisabled", Count: 4},
-				broker.RejectionCount{Reason: "AdvertisementStale", Count: 1}, broker.RejectionCount{Reason: "Refused", Count: 5}, broker.RejectionCount{Reason: "RequesterItself", Count: 1})},
+				broker.RejectionCount{Reason: "AdvertisementTooOld", Count: 1}, broker.RejectionCount{Reason: "Refused", Count: 5}, broker.RejectionCount{Reason: "RequesterItself", Count: 1})},
 			want: &broker.Decision{RejectionCounts: counts(
-				broker.RejectionCount{Reason: "AdvertisementStale", Count: 1}, broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 8}, broker.RejectionCount{Reason: "Refused", Count: 5})},
+				broker.RejectionCount{Reason: "AdvertisementTooOld", Count: 1}, broker.RejectionCount{Reason: "ConsumerNotAdmitted", Count: 8}, broker.RejectionCount{Reason: "Refused", Count: 5})},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

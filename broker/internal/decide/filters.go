@@ -23,7 +23,7 @@ func (s *search) filter(e *entry) (reason string) {
 	case !active:
 		return ReasonClusterInactive
 	case !fresh:
-		return ReasonAdvertisementStale
+		return ReasonAdvertisementTooOld
 	case request.Pin != "" && request.Pin != spec.ClusterID:
 		return ReasonPinnedElsewhere
 	case slices.Contains(s.unreachable, spec.ClusterID):
@@ -44,7 +44,7 @@ func (s *search) filter(e *entry) (reason string) {
 		return rejection.Reason
 	}
 	if len(request.Providers) >= MaxProviders && !slices.Contains(request.Providers, spec.ClusterID) {
-		return ReasonTooManyProviders
+		return reasonTooManyProviders
 	}
 	return s.overBudget(e)
 }
@@ -90,7 +90,7 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return "The cluster is the requester itself."
 	case ReasonClusterInactive:
 		return "The cluster has stopped advertising. Check that its agent runs and reaches the broker."
-	case ReasonAdvertisementStale:
+	case ReasonAdvertisementTooOld:
 		return "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement."
 	case ReasonUnreachable:
 		return fmt.Sprintf("Cluster %s cannot connect to its API server at %s. Check the network between them, and the provider's value apiServer.endpoint.", request.Requester, spec.EndpointURL)
@@ -102,7 +102,7 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return fmt.Sprintf("The region is %q; the placement allows %s.", spec.Region, strings.Join(request.Placement.Regions, ", "))
 	case ReasonOtherZone:
 		return fmt.Sprintf("The zone is %q; the placement allows %s.", spec.Zone, strings.Join(request.Placement.Zones, ", "))
-	case ReasonTooManyProviders:
+	case reasonTooManyProviders:
 		return fmt.Sprintf("The Reservation has capacity at %d other providers, the maximum. Request the rest in another Reservation.", MaxProviders)
 	case ReasonPriceUnknown, ReasonOverBudget:
 		return s.priced(spec.Cost)

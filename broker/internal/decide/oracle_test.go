@@ -164,7 +164,7 @@ func isActive(_ *decide.Request, cluster *oracleCluster) *capacity.Rejection {
 
 func isFresh(_ *decide.Request, cluster *oracleCluster) *capacity.Rejection {
 	if !cluster.Fresh {
-		return reject(decide.ReasonAdvertisementStale, "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement.")
+		return reject(decide.ReasonAdvertisementTooOld, "The last advertisement is too old for a placement. The cluster is considered again with its next advertisement.")
 	}
 	return nil
 }

@@ -25,9 +25,9 @@ var relevance = func() map[string]int {
 	order := map[string]int{}
 	for i, reason := range []string{
 		ReasonNotPreferred, capacity.ReasonPartialCapacity,
-		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown, ReasonTooManyProviders,
+		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown, reasonTooManyProviders,
 		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes, capacity.ReasonPodSecurityViolated,
-		ReasonUnreachable, ReasonAdvertisementStale, ReasonClusterInactive,
+		ReasonUnreachable, ReasonAdvertisementTooOld, ReasonClusterInactive,
 		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
 		capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled, ReasonPinnedElsewhere, ReasonRequesterItself,
 	} {

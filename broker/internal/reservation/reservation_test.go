@@ -559,7 +559,7 @@ func restart(e *env) {
 	first.stop()
 	second := e.start(nil)
 	e.request("r", 1)
-	e.expectRejection("r", "paris", decide.ReasonAdvertisementStale, "")
+	e.expectRejection("r", "paris", decide.ReasonAdvertisementTooOld, "")
 	second.advertise(spec)
 	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
 }
