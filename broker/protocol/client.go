@@ -154,12 +154,6 @@ func (c *Client) ConsumerReservation(ctx context.Context, id string) (ConsumerVi
 	return do[ConsumerView](ctx, c, http.MethodGet, item(PathReservations, id), RoleRequester.query(), nil)
 }
 
-// ProviderReservations lists the holds on this cluster.
-func (c *Client) ProviderReservations(ctx context.Context) ([]ProviderView, error) {
-	list, err := do[ProviderList](ctx, c, http.MethodGet, PathReservations, RoleProvider.query(), nil)
-	return list.Items, err
-}
-
 // ProviderReservation gets a hold on this cluster by the ID of its reservation.
 func (c *Client) ProviderReservation(ctx context.Context, id string) (ProviderView, error) {
 	return do[ProviderView](ctx, c, http.MethodGet, item(PathReservations, id), RoleProvider.query(), nil)

@@ -63,21 +63,18 @@ func (c *Clusters) SetupWithManager(mgr manager.Manager) error {
 	inNamespace := watch.Namespace(c.hub.Namespace)
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("advertisements").
-		Watches(&broker.ClusterAdvertisement{}, watch.Events(func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
-			// The events of another controller may come later.
+		Watches(&broker.ClusterAdvertisement{}, watch.Events(c.store, func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
 			c.Note(before, after)
 			if after != nil {
 				enqueue(after.Name)
 			}
 		})).
-		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
-			c.store.Note(cmp.Or(after, before), after == nil)
+		Watches(&broker.Reservation{}, watch.Events(c.store, func(before, after *broker.Reservation, enqueue func(...string)) {
 			if after == nil {
 				enqueue(c.store.HoldersOf(before.Name)...)
 			}
 		})).
-		Watches(&broker.BrokerConfig{}, watch.Events(func(before, after *broker.BrokerConfig, enqueue func(...string)) {
-			c.store.Note(cmp.Or(after, before), after == nil)
+		Watches(&broker.BrokerConfig{}, watch.Events(c.store, func(_, _ *broker.BrokerConfig, enqueue func(...string)) {
 			for _, ad := range c.store.Advertisements() {
 				enqueue(ad.Name)
 			}
@@ -92,30 +89,27 @@ func (c *Clusters) SetupWithManager(mgr manager.Manager) error {
 		Named("registrations").
 		For(&broker.ClusterRegistration{}).
 		// An object may be created after the registration of its cluster is gone.
-		Watches(&broker.ClusterAdvertisement{}, watch.Events(func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
-			c.store.Note(cmp.Or(after, before), after == nil)
+		Watches(&broker.ClusterAdvertisement{}, watch.Events(c.store, func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
 			if before == nil && isOfCluster(after) {
 				enqueue(after.Name)
 			}
 		})).
-		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
-			c.store.Note(cmp.Or(after, before), after == nil)
+		Watches(&broker.Reservation{}, watch.Events(c.store, func(before, after *broker.Reservation, enqueue func(...string)) {
 			if before == nil && createdForCluster(after) {
 				enqueue(after.Spec.RequesterID)
 			}
 		})).
 		WithEventFilter(inNamespace).
-		Complete(watch.ByName(c.ReconcileRegistration))
+		Complete(watch.ByName(c.reconcileRegistration))
 	if err != nil {
 		return fmt.Errorf("adding the registration controller: %w", err)
 	}
 	return nil
 }
 
-// Note takes note of an event of the watch: the versions before and after it, nil for none. The
-// objects are not changed any more.
+// Note takes note of an event of the watch that the store has: the versions before and after it,
+// nil for none.
 func (c *Clusters) Note(before, after *broker.ClusterAdvertisement) {
-	c.store.Note(cmp.Or(after, before), after == nil)
 	if after == nil {
 		c.conflicts.Forget("advertisement/" + before.Name)
 	}

@@ -15,12 +15,12 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 )
 
-// ReconcileRegistration forgets a cluster whose ClusterRegistration is deleted: what it
+// reconcileRegistration forgets a cluster whose ClusterRegistration is deleted: what it
 // has asked for ends, and what it has promised to others is theirs no more. The
 // registration's finalizer keeps it until that is done. The same ends when an operator revokes the
 // cluster, and the registration stays. Every step is repeatable. What is there of a cluster
 // without a registration, or of a revoked one, ends, whenever it was created.
-func (c *Clusters) ReconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
+func (c *Clusters) reconcileRegistration(ctx context.Context, name string) (ctrl.Result, error) {
 	var registration broker.ClusterRegistration
 	if err := c.hub.Client.Get(ctx, c.hub.Key(name), &registration); apierrors.IsNotFound(err) {
 		c.conflicts.Forget("registration/" + name)

@@ -34,9 +34,9 @@ const (
 	// maxQuoted is the maximum number of consumers whose messages are remembered of one shape:
 	// the others see that of every consumer.
 	maxQuoted = 16
-	// MaxEntries is the maximum number of shapes and Reservations that are remembered of one
+	// maxEntries is the maximum number of shapes and Reservations that are remembered of one
 	// provider: the last ones.
-	MaxEntries = 128
+	maxEntries = 128
 	// maxUnusable is the same for Reservations whose consumer cannot use the provider: apart, so
 	// that a consumer with many of them does not displace what concerns others.
 	maxUnusable = 4096
@@ -197,7 +197,7 @@ func (m *Memory) entry(cluster, key string, now time.Time) *entry {
 	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
 	e := known[key]
 	if e == nil {
-		oldest, alike, most := "", 0, MaxEntries
+		oldest, alike, most := "", 0, maxEntries
 		apart := strings.HasPrefix(key, unusableBy)
 		if apart {
 			most = maxUnusable
@@ -295,13 +295,6 @@ func (m *Memory) Progress(cluster string) Progress {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	return m.progress[cluster]
-}
-
-// Len is the number of entries that are kept of a provider.
-func (m *Memory) Len(cluster string) int {
-	m.mutex.Lock()
-	defer m.mutex.Unlock()
-	return len(m.entries[cluster])
 }
 
 // Forget drops all that is remembered of a provider.

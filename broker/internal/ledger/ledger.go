@@ -151,11 +151,6 @@ func Fence(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int
 	return true
 }
 
-// Release is a Shrink to nothing.
-func Release(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt int64) (changed bool) {
-	return Shrink(status, uid, attempt, broker.HeldCapacity{})
-}
-
 // Confirm records the provider's answer to one attempt. Accepted: what is promised
 // is granted, and nothing else of the hold is charged any more. Refused: the
 // promise falls back to what was granted before, or to what the provider says that it
@@ -233,7 +228,7 @@ func Withdraw(status *broker.ClusterAdvertisementStatus, uid types.UID, attempt 
 func Sweep(status *broker.ClusterAdvertisementStatus, candidates ...types.UID) (changed bool) {
 	for _, uid := range candidates {
 		if hold := Find(status, uid); hold != nil {
-			changed = Release(status, uid, hold.Attempt+1) || changed
+			changed = Shrink(status, uid, hold.Attempt+1, broker.HeldCapacity{}) || changed
 		}
 	}
 	return changed

@@ -172,7 +172,7 @@ func TestStaleAnswersChangeNothing(t *testing.T) {
 	var s broker.ClusterAdvertisementStatus
 	place(t, spec, &s, grow("a", 1, 5))
 	ledger.Confirm(&s, "a", 1, true, nil)
-	ledger.Release(&s, "a", 2)
+	ledger.Shrink(&s, "a", 2, broker.HeldCapacity{})
 	for _, stale := range []func() bool{
 		func() bool { return ledger.Confirm(&s, "a", 1, true, nil) },
 		func() bool { return ledger.Confirm(&s, "a", 1, false, nil) },
@@ -497,9 +497,11 @@ func TestLedgerProperties(t *testing.T) {
 					})
 					return changed && err == nil
 				},
-				"shrink":  func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
-				"fence":   func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Fence(s, uid, attempt) },
-				"release": func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Release(s, uid, attempt) },
+				"shrink": func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Shrink(s, uid, attempt, pods(n)) },
+				"fence":  func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Fence(s, uid, attempt) },
+				"release": func(s *broker.ClusterAdvertisementStatus) bool {
+					return ledger.Shrink(s, uid, attempt, broker.HeldCapacity{})
+				},
 				"confirm": func(s *broker.ClusterAdvertisementStatus) bool { return ledger.Confirm(s, uid, attempt, yes, nil) },
 				"withdraw": func(s *broker.ClusterAdvertisementStatus) bool {
 					return ledger.Withdraw(s, uid, attempt, ptr.To(pods(n)), time.Minute)

@@ -18,9 +18,9 @@ const (
 	MaxHolds = 1100
 	// MaxBytes is the maximum size of all holds, encoded.
 	MaxBytes = 1088 << 10
-	// MaxLargeBytes is the part of it for holds of more than largeHold bytes, which have
+	// maxLargeBytes is the part of it for holds of more than largeHold bytes, which have
 	// long selectors or many pod sets: they leave room for ordinary ones.
-	MaxLargeBytes = 384 << 10
+	maxLargeBytes = 384 << 10
 	largeHold     = 4 << 10
 	// MaxAdvertisementBytes is the size of an advertisement that there is always room for.
 	// What a larger one takes beyond that is not there for holds.
@@ -30,7 +30,7 @@ const (
 // Size is the size of a ledger, each hold as large as it may become: its capacity may
 // stand in it as promised, granted and unconfirmed.
 type Size struct {
-	Holds, Bytes, LargeBytes int
+	holds, Bytes, largeBytes int
 	// beyond are the bytes of the advertisement above MaxAdvertisementBytes.
 	beyond int
 }
@@ -50,10 +50,10 @@ func SizeOf(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) Size {
 }
 
 func (s *Size) add(bytes int) {
-	s.Holds++
+	s.holds++
 	s.Bytes += bytes
 	if bytes > largeHold {
-		s.LargeBytes += bytes
+		s.largeBytes += bytes
 	}
 }
 
@@ -67,7 +67,7 @@ func AdvertisementBytes(spec *broker.ClusterAdvertisementSpec) int {
 // Crowded reports whether a hold of the maximum size of a Reservation may find no room.
 func (s Size) Crowded() bool {
 	const largest = 64 << 10
-	return s.Holds >= MaxHolds || s.Bytes+s.beyond > MaxBytes-largest || s.LargeBytes > MaxLargeBytes-largest
+	return s.holds >= MaxHolds || s.Bytes+s.beyond > MaxBytes-largest || s.largeBytes > maxLargeBytes-largest
 }
 
 // Room returns a *FullError if there is no room for one more hold of that capacity.
@@ -76,9 +76,9 @@ func (s Size) Room(capacity broker.HeldCapacity) error {
 	bytes := holdBytes(&broker.Hold{Promised: capacity, Cost: &broker.Cost{}}) + 64 + 40
 	s.add(bytes)
 	switch {
-	case s.Holds > MaxHolds:
+	case s.holds > MaxHolds:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has the maximum of %d holds.", MaxHolds)}
-	case s.Bytes+s.beyond > MaxBytes, bytes > largeHold && s.LargeBytes > MaxLargeBytes:
+	case s.Bytes+s.beyond > MaxBytes, bytes > largeHold && s.largeBytes > maxLargeBytes:
 		return &FullError{Message: fmt.Sprintf("The cluster's ledger has no room for a hold of %d bytes. Shorten the node selectors, affinity or tolerations.", bytes)}
 	}
 	return nil

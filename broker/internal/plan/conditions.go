@@ -18,25 +18,25 @@ import (
 // Reasons of the conditions of a Reservation. Ready has the reason of the condition
 // that it waits for.
 const (
-	ReasonReady                 = "Ready"
-	ReasonHoldCreated           = "HoldCreated"
-	ReasonPartiallyHeld         = "PartiallyHeld"
-	ReasonNoHold                = "NoHold"
-	ReasonPlaced                = "Placed"
+	reasonReady                 = "Ready"
+	reasonHoldCreated           = "HoldCreated"
+	reasonPartiallyHeld         = "PartiallyHeld"
+	reasonNoHold                = "NoHold"
+	reasonPlaced                = "Placed"
 	ReasonInsufficientCapacity  = "InsufficientCapacity"
-	ReasonWaitingForRelease     = "WaitingForRelease"
-	ReasonAccepted              = "Accepted"
+	reasonWaitingForRelease     = "WaitingForRelease"
+	reasonAccepted              = "Accepted"
 	ReasonDeadlineExceeded      = "DeadlineExceeded"
-	ReasonWaitingForProvider    = "WaitingForProvider"
-	ReasonVirtualNodeReady      = "VirtualNodeReady"
-	ReasonWaitingForVirtualNode = "WaitingForVirtualNode"
-	ReasonNothingRequested      = "NothingRequested"
-	ReasonUnknownTarget         = "UnknownTarget"
-	ReasonTooLarge              = "TooLarge"
-	ReasonInvalidSpec           = "InvalidSpec"
+	reasonWaitingForProvider    = "WaitingForProvider"
+	reasonVirtualNodeReady      = "VirtualNodeReady"
+	reasonWaitingForVirtualNode = "WaitingForVirtualNode"
+	reasonNothingRequested      = "NothingRequested"
+	reasonUnknownTarget         = "UnknownTarget"
+	reasonTooLarge              = "TooLarge"
+	reasonInvalidSpec           = "InvalidSpec"
 	ReasonExpired               = "Expired"
 	ReasonConsumerSilent        = "ConsumerSilent"
-	ReasonConfirmed             = "Confirmed"
+	reasonConfirmed             = "Confirmed"
 )
 
 const (
@@ -103,9 +103,9 @@ func (c conditions) setEnded(in Input, status *broker.ReservationStatus) {
 		if used := status.Used; used != nil && used.Count > 0 {
 			message += fmt.Sprintf(" Pods of %s that still run there: %d.", in.Reservation.Spec.RequesterID, used.Count)
 		}
-		c.set(broker.ConditionProviderReleased, false, ReasonWaitingForProvider, message)
+		c.set(broker.ConditionProviderReleased, false, reasonWaitingForProvider, message)
 	} else if in.ended() {
-		c.set(broker.ConditionProviderReleased, true, ReasonConfirmed, "No provider holds capacity for the Reservation.")
+		c.set(broker.ConditionProviderReleased, true, reasonConfirmed, "No provider holds capacity for the Reservation.")
 	}
 }
 
@@ -128,21 +128,21 @@ func (in Input) endedReason() (reason, message string) {
 	case in.ended():
 		return broker.ReasonReleased, broker.MessageReleased
 	case invalid != "":
-		return ReasonInvalidSpec, invalid
+		return reasonInvalidSpec, invalid
 	}
-	return ReasonNothingRequested, "The Reservation requests no capacity."
+	return reasonNothingRequested, "The Reservation requests no capacity."
 }
 
 // setPlaced sets Locked and Queued.
 func (c conditions) setPlaced(in Input, p Plan, status *broker.ReservationStatus, placed string) {
 	if p.Missing.Empty() {
-		c.set(broker.ConditionLocked, true, ReasonHoldCreated, fmt.Sprintf("The ledger holds %s.", placed))
-		c.set(broker.ConditionQueued, false, ReasonPlaced, "All requested capacity has been placed.")
+		c.set(broker.ConditionLocked, true, reasonHoldCreated, fmt.Sprintf("The ledger holds %s.", placed))
+		c.set(broker.ConditionQueued, false, reasonPlaced, "All requested capacity has been placed.")
 		return
 	}
 	if p.Impossible.Reason != "" {
-		c.set(broker.ConditionLocked, false, p.Impossible.Reason, p.Impossible.Message)
-		c.set(broker.ConditionQueued, false, p.Impossible.Reason, p.Impossible.Message)
+		c.set(broker.ConditionLocked, false, p.Impossible.Reason, p.Impossible.message)
+		c.set(broker.ConditionQueued, false, p.Impossible.Reason, p.Impossible.message)
 		return
 	}
 	waiting := capacity.Amount(p.Missing) + " are waiting"
@@ -150,15 +150,15 @@ func (c conditions) setPlaced(in Input, p Plan, status *broker.ReservationStatus
 		waiting = capacity.Amount(p.Missing) + " is waiting"
 	}
 	if placed == "" {
-		c.set(broker.ConditionLocked, false, ReasonNoHold, "No provider holds capacity yet.")
+		c.set(broker.ConditionLocked, false, reasonNoHold, "No provider holds capacity yet.")
 	} else {
-		c.set(broker.ConditionLocked, false, ReasonPartiallyHeld, fmt.Sprintf("The ledger holds %s; %s for capacity.", placed, waiting))
+		c.set(broker.ConditionLocked, false, reasonPartiallyHeld, fmt.Sprintf("The ledger holds %s; %s for capacity.", placed, waiting))
 	}
-	if p.GaveUp {
+	if p.gaveUp {
 		c.set(broker.ConditionQueued, false, ReasonDeadlineExceeded, fmt.Sprintf("%s not placed within the deadline of %s. Create another Reservation for the rest.",
 			strings.TrimSuffix(waiting, " waiting"), in.Reservation.Spec.Deadline.Duration))
-	} else if p.BlockedBy != "" {
-		c.set(broker.ConditionQueued, true, ReasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.BlockedBy))
+	} else if p.blockedBy != "" {
+		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
 	} else {
 		c.set(broker.ConditionQueued, true, ReasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.Reservation.Spec.RequesterID, status.Decision), in.queueMessage()))
 	}
@@ -218,11 +218,11 @@ func (c conditions) setProviderAccepted(in Input, placed string) {
 	}
 	switch {
 	case len(pending) > 0:
-		c.set(broker.ConditionProviderAccepted, false, ReasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
+		c.set(broker.ConditionProviderAccepted, false, reasonWaitingForProvider, fmt.Sprintf("Waiting for %s.", strings.Join(pending, " and ")))
 	case placed != "":
-		c.set(broker.ConditionProviderAccepted, true, ReasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
+		c.set(broker.ConditionProviderAccepted, true, reasonAccepted, fmt.Sprintf("The providers have accepted %s.", placed))
 	default:
-		c.set(broker.ConditionProviderAccepted, false, ReasonNoHold, "No provider holds capacity yet.")
+		c.set(broker.ConditionProviderAccepted, false, reasonNoHold, "No provider holds capacity yet.")
 	}
 }
 
@@ -235,18 +235,18 @@ func (c conditions) setVirtualNodeReady(in Input, status *broker.ReservationStat
 	}
 	switch {
 	case len(status.Allocations) == 0:
-		c.set(broker.ConditionVirtualNodeReady, false, ReasonNoHold, "No provider holds capacity yet.")
+		c.set(broker.ConditionVirtualNodeReady, false, reasonNoHold, "No provider holds capacity yet.")
 	case len(waiting) > 0:
-		c.set(broker.ConditionVirtualNodeReady, false, ReasonWaitingForVirtualNode, fmt.Sprintf("Waiting for %s to report that its virtual node for %s is ready.", in.Reservation.Spec.RequesterID, strings.Join(waiting, ", ")))
+		c.set(broker.ConditionVirtualNodeReady, false, reasonWaitingForVirtualNode, fmt.Sprintf("Waiting for %s to report that its virtual node for %s is ready.", in.Reservation.Spec.RequesterID, strings.Join(waiting, ", ")))
 	default:
-		c.set(broker.ConditionVirtualNodeReady, true, ReasonVirtualNodeReady, fmt.Sprintf("The virtual nodes provide %s.", status.Summary))
+		c.set(broker.ConditionVirtualNodeReady, true, reasonVirtualNodeReady, fmt.Sprintf("The virtual nodes provide %s.", status.Summary))
 	}
 }
 
 // setReady summarizes the other conditions: the first that is not as desired is the
 // reason for which the Reservation is not ready.
 func (c conditions) setReady(in Input, p Plan, status *broker.ReservationStatus) {
-	if p.GaveUp || p.Impossible.Reason != "" {
+	if p.gaveUp || p.Impossible.Reason != "" {
 		queued := meta.FindStatusCondition(*c.list, broker.ConditionQueued)
 		c.set(broker.ConditionReady, false, queued.Reason, queued.Message)
 		return
@@ -258,5 +258,5 @@ func (c conditions) setReady(in Input, p Plan, status *broker.ReservationStatus)
 			return
 		}
 	}
-	c.set(broker.ConditionReady, true, ReasonReady, fmt.Sprintf("All requested capacity can be used: %s.", status.Summary))
+	c.set(broker.ConditionReady, true, reasonReady, fmt.Sprintf("All requested capacity can be used: %s.", status.Summary))
 }

@@ -15,7 +15,7 @@ import (
 
 // Impossibility is why a Reservation made by hand cannot be placed, however long it
 // waits, unless the clusters change; zero if it can.
-type Impossibility struct{ Reason, Message string }
+type Impossibility struct{ Reason, message string }
 
 // impossible looks for what no provider that may be chosen could ever give: the queue is
 // for what has no room now. The Reservations of the scheduler plugin always wait.
@@ -25,7 +25,7 @@ func (in Input) impossible() Impossibility {
 		return Impossibility{}
 	}
 	if pin := spec.TargetClusterID; pin != "" && !in.lends(pin) {
-		return Impossibility{ReasonUnknownTarget, fmt.Sprintf("No cluster %s that lends to %s has sent an advertisement: correct or remove targetClusterID, or check the agent of %s and its values lend.enabled and lend.consumers. It is placed once %s advertises that it does.",
+		return Impossibility{reasonUnknownTarget, fmt.Sprintf("No cluster %s that lends to %s has sent an advertisement: correct or remove targetClusterID, or check the agent of %s and its values lend.enabled and lend.consumers. It is placed once %s advertises that it does.",
 			pin, spec.RequesterID, pin, pin)}
 	}
 	request := decide.Request{Requester: spec.RequesterID, Pin: spec.TargetClusterID, Placement: spec.Placement}
@@ -43,13 +43,13 @@ func (in Input) impossible() Impossibility {
 	}
 	if len(want.PodSets) == 0 {
 		if name, amount, ok := exceeding(want.Totals.List(), all); ok {
-			return Impossibility{ReasonTooLarge, fmt.Sprintf("It requests %s %s, which is more than all nodes of the providers together have. Request less.", name, amount.String())}
+			return Impossibility{reasonTooLarge, fmt.Sprintf("It requests %s %s, which is more than all nodes of the providers together have. Request less.", name, amount.String())}
 		}
 	}
 	for _, set := range want.PodSets {
 		fits := func(list corev1.ResourceList) bool { _, _, more := exceeding(set.Requests.List(), list); return !more }
 		if !slices.ContainsFunc(allocatable, fits) {
-			return Impossibility{ReasonTooLarge, fmt.Sprintf("A pod of set %s requests %s, and no provider has as much. Request less.", set.Name, set.Requests)}
+			return Impossibility{reasonTooLarge, fmt.Sprintf("A pod of set %s requests %s, and no provider has as much. Request less.", set.Name, set.Requests)}
 		}
 	}
 	return Impossibility{}

@@ -28,12 +28,12 @@ type Plan struct {
 	Missing broker.HeldCapacity
 	// Decision explains the choice of clusters; nil if there was nothing to choose.
 	Decision *broker.Decision
-	// BlockedBy is the cluster that must first release an earlier Reservation of the
+	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
-	BlockedBy string
-	// GaveUp is whether the deadline of the Reservation has passed, so that what is missing
+	blockedBy string
+	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
-	GaveUp bool
+	gaveUp bool
 	// Impossible is why nothing can be placed, unless the clusters change.
 	Impossible Impossibility
 }
@@ -57,7 +57,7 @@ func New(in Input) Plan {
 	if p.Shrink = shrink(in, holds, requested); p.Shrink == nil {
 		p.Shrink = lost(in, holds)
 		if p.Missing = in.Missing(); !p.Missing.Empty() {
-			if p.GaveUp = in.deadlineExceeded(); !p.GaveUp {
+			if p.gaveUp = in.deadlineExceeded(); !p.gaveUp {
 				if p = p.place(in); len(p.Grow) == 0 && len(holds) == 0 {
 					p.Impossible = in.impossible()
 				}
@@ -230,7 +230,7 @@ func firstPods(from broker.HeldCapacity, n int32) broker.HeldCapacity {
 
 // place chooses clusters until nothing is missing or no cluster takes any more.
 func (p Plan) place(in Input) Plan {
-	if p.BlockedBy = in.holderOfEarlier(); p.BlockedBy != "" {
+	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return p
 	}
 	request, snapshot := p.Request(in, p.Missing)

@@ -128,7 +128,7 @@ func (in Input) Overstated() (clusters []string) {
 
 // queues reports whether the Reservation waits for capacity.
 func (in Input) queues(p Plan) bool {
-	return !p.Missing.Empty() && !p.GaveUp && p.Impossible.Reason == "" && !in.Requested().Empty()
+	return !p.Missing.Empty() && !p.gaveUp && p.Impossible.Reason == "" && !in.Requested().Empty()
 }
 
 // setTimes sets when the current holds began and, if the lease has a length, that and when
@@ -236,7 +236,7 @@ func phase(in Input, p Plan, status *broker.ReservationStatus) broker.Reservatio
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0 && madeByHand(in.Reservation) && in.Requested().Empty():
 		return broker.ReservationFailed
-	case len(status.Allocations) == 0 && (p.GaveUp || p.Impossible.Reason != ""):
+	case len(status.Allocations) == 0 && (p.gaveUp || p.Impossible.Reason != ""):
 		return broker.ReservationFailed
 	case len(status.Allocations) == 0:
 		return broker.ReservationPending

@@ -114,13 +114,6 @@ func (q *Queue) Position(entry Entry) int {
 	return at + 1
 }
 
-// Len is the number of entries.
-func (q *Queue) Len() int {
-	q.mutex.RLock()
-	defer q.mutex.RUnlock()
-	return len(q.sorted)
-}
-
 // First is the first entry before another one for which capacity is kept free; nil if there
 // is none. That of the same name does not count.
 func (q *Queue) First(before Entry) *Entry {

@@ -67,9 +67,7 @@ type Reconciler struct {
 	lastImpossible string
 }
 
-// New returns a Reconciler that places at these clusters. In place of the controller of
-// SetupWithManager, its caller may report every event of the watches to AdvertisementChanged
-// and ReservationChanged, and call Reconcile.
+// New returns a Reconciler that places at these clusters.
 func New(clusters *advertisement.Clusters, recorder clientgoevents.EventRecorder) *Reconciler {
 	return &Reconciler{
 		hub:       clusters.Committer.Hub,
@@ -95,18 +93,18 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	unplaced := func() []string { return slices.Concat(r.clusters.Reports.Take(), r.retriable(nil)) }
 	err := ctrl.NewControllerManagedBy(mgr).
 		Named("reservations").
-		Watches(&broker.Reservation{}, watch.Events(func(before, after *broker.Reservation, enqueue func(...string)) {
-			r.ReservationChanged(before, after)
+		Watches(&broker.Reservation{}, watch.Events(r.store, func(before, after *broker.Reservation, enqueue func(...string)) {
 			if after != nil {
 				enqueue(after.Name)
+			} else {
+				r.forget(before.Name)
 			}
 		})).
-		Watches(&broker.ClusterAdvertisement{}, watch.Events(func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
+		Watches(&broker.ClusterAdvertisement{}, watch.Events(r.store, func(before, after *broker.ClusterAdvertisement, enqueue func(...string)) {
 			commit.Audit(audit, r.store, before, after)
-			enqueue(r.AdvertisementChanged(before, after)...)
+			enqueue(r.advertisementChanged(before, after)...)
 		})).
-		Watches(&broker.BrokerConfig{}, watch.Events(func(before, after *broker.BrokerConfig, enqueue func(...string)) {
-			r.store.Note(cmp.Or(after, before), after == nil)
+		Watches(&broker.BrokerConfig{}, watch.Events(r.store, func(_, _ *broker.BrokerConfig, enqueue func(...string)) {
 			enqueue(unplaced()...)
 		})).
 		WatchesRawSource(source.Channel(r.clusters.Retry.C, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
@@ -114,19 +112,19 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		}))).
 		WithEventFilter(watch.Namespace(r.hub.Namespace)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: r.clusters.Workers}).
-		Complete(watch.ByName(r.Reconcile))
+		Complete(watch.ByName(r.reconcile))
 	if err != nil {
 		return fmt.Errorf("adding the reservation controller: %w", err)
 	}
 	return nil
 }
 
-// AdvertisementChanged takes note of an event of the watch: the versions before and
+// advertisementChanged takes note of an event of the watch that the store has: the versions before and
 // after it, nil for none. It returns the Reservations to reconcile: those whose holds
 // changed, and those that what clusters report about holds concerns, if that counts now
 // (advertisement.Reports). If capacity may have appeared, the first of the queue that could
-// use it are among them. The objects are not changed any more.
-func (r *Reconciler) AdvertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
+// use it are among them.
+func (r *Reconciler) advertisementChanged(before, after *broker.ClusterAdvertisement) (reservations []string) {
 	var old, now broker.ClusterAdvertisementStatus
 	if before != nil {
 		old = before.Status
@@ -164,14 +162,4 @@ func changedHolds(before, after []broker.Hold, all bool) []string {
 		}
 	}
 	return names
-}
-
-// ReservationChanged takes note of an event of the watch: the versions before and after
-// it, nil for none. The Reservation is to be reconciled, too. The objects are not changed any
-// more.
-func (r *Reconciler) ReservationChanged(before, after *broker.Reservation) {
-	r.store.Note(cmp.Or(after, before), after == nil)
-	if after == nil {
-		r.forget(before.Name)
-	}
 }

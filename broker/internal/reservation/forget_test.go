@@ -13,13 +13,13 @@ func TestDeletedReservationIsForgotten(t *testing.T) {
 	h.advertise("paris", "1")
 	h.ask("r", 20, "500m")
 	read := h.reservations["r"].DeepCopy()
-	h.ReservationChanged(nil, read)
-	h.ReservationChanged(read, nil)
+	h.store.Note(read, true)
+	h.forget(read.Name)
 	h.note(h.input(read.DeepCopy(), h.settings))
 	if h.book.Renew(read.Name, read.UID, h.clock.Now()) {
 		t.Error("its lease is remembered")
 	}
-	if n := h.queue.Len(); n > 0 {
+	if n := len(h.waiting()); n > 0 {
 		t.Errorf("%d Reservations are in the queue", n)
 	}
 }
@@ -38,7 +38,9 @@ func TestMetricsOfForgottenCluster(t *testing.T) {
 	if got := Series(t, gone); len(got) != 2 {
 		t.Errorf("while it advertises, it has the series %v", got)
 	}
-	h.AdvertisementChanged(h.store.Advertisement(gone), nil)
+	ad := h.store.Advertisement(gone)
+	h.store.Note(ad, true)
+	h.advertisementChanged(ad, nil)
 	h.observeScores(decision)
 	if got := Series(t, gone); len(got) > 0 {
 		t.Errorf("without an advertisement, it has the series %v", got)

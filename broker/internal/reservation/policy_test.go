@@ -790,7 +790,7 @@ func TestWritesAreNoReceipt(t *testing.T) {
 	after := before.DeepCopy()
 	h.versions++
 	after.ResourceVersion = fmt.Sprint(h.versions)
-	h.AdvertisementChanged(before, after)
+	h.advertisementChanged(before, after)
 	if active, _ := h.clusters.Activity("paris", h.settings); active {
 		t.Error("paris counts as active, and only its ledger was written")
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/plan"
 )
 
-// Reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
+// reconcile brings one Reservation up to date. All writes are compare-and-swaps on the
 // versions that the plan was computed from.
-func (r *Reconciler) Reconcile(ctx context.Context, name string) (ctrl.Result, error) {
+func (r *Reconciler) reconcile(ctx context.Context, name string) (ctrl.Result, error) {
 	if !r.takeOver(ctx) {
 		return ctrl.Result{}, ctx.Err()
 	}

@@ -19,7 +19,7 @@ func (h *hub) readvertise(cluster string, f func(*broker.ClusterAdvertisementSpe
 	after.Generation++
 	h.put(after)
 	h.receive(cluster, h.clock.Now())
-	h.reconcileAll(h.AdvertisementChanged(before, after))
+	h.reconcileAll(h.advertisementChanged(before, after))
 }
 
 func (h *hub) reconcileAll(names []string) {

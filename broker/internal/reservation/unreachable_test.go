@@ -19,7 +19,7 @@ func (h *hub) cutOff(providers ...string) (enqueued []string) {
 	after.Spec.Unreachable = providers
 	after.Generation++
 	h.put(after)
-	return h.AdvertisementChanged(before, after)
+	return h.advertisementChanged(before, after)
 }
 
 // lose has rome report that its virtual nodes for a Reservation are not ready, and the
@@ -85,7 +85,7 @@ func TestUnreachableProviderIsReplacedOnceThereIsRoom(t *testing.T) {
 	h.reconcile("r")
 	h.reconcile("r") // it sees its new status
 	h.advertise("berlin", "10")
-	if enqueued := h.AdvertisementChanged(nil, h.store.Advertisement("berlin")); !slices.Contains(enqueued, "r") {
+	if enqueued := h.advertisementChanged(nil, h.store.Advertisement("berlin")); !slices.Contains(enqueued, "r") {
 		t.Errorf("reconciled: %v, want r", enqueued)
 	}
 	h.reconcile("r")
@@ -93,7 +93,7 @@ func TestUnreachableProviderIsReplacedOnceThereIsRoom(t *testing.T) {
 	h.answer("berlin", "r", true)
 	h.expectPods("paris", "r", 0, 2)
 	h.reconcile("r")
-	if n := h.queue.Len(); n > 0 {
+	if n := len(h.waiting()); n > 0 {
 		t.Errorf("%d Reservations wait", n)
 	}
 }
@@ -156,7 +156,7 @@ func TestUnreachableGuestsKeepTheirPlace(t *testing.T) {
 	h.expectPods("berlin", "r", 0, 0)
 	h.failOver()
 	for _, ad := range h.store.Advertisements() {
-		h.AdvertisementChanged(nil, ad)
+		h.advertisementChanged(nil, ad)
 	}
 	h.hear(9 * time.Minute)
 	h.reconcile("r")

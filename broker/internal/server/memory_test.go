@@ -66,7 +66,7 @@ func (m *memory) Observe(object client.Object, deleted bool) {
 	}
 	m.objects[key] = after
 	m.Store.Note(object, deleted)
-	m.Server.Observe(before, after)
+	m.Server.observe(before, after)
 }
 
 func (m *memory) request(method, path, body, caller string) *http.Request {

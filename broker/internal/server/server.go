@@ -71,7 +71,7 @@ type Options struct {
 	Log   logr.Logger
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Observed, if set, is called at the end of each Observe.
+	// Observed, if set, is called for each event, after the store and the server have it.
 	Observed func(object client.Object, deleted bool)
 }
 
@@ -104,7 +104,7 @@ type Server struct {
 // Listener. Without one, the caller calls Synced.
 func New(mgr manager.Manager, options Options) (*Server, error) {
 	s := newServer(mgr.GetClient(), mgr.GetAPIReader(), mgr.Elected(), options)
-	if err := s.Store.Watch(mgr.GetCache(), s.Namespace, s.Observe); err != nil {
+	if err := s.Store.Watch(mgr.GetCache(), s.Namespace, s.observe); err != nil {
 		return nil, err
 	}
 	if s.Listener == nil {
@@ -139,9 +139,9 @@ func newServer(client client.Client, live client.Reader, elected <-chan struct{}
 	return s
 }
 
-// Observe wakes the streams whose views an event of the watch may have changed: the versions
+// observe wakes the streams whose views an event of the watch may have changed: the versions
 // of an object before and after it, nil for none. The store has the event already.
-func (s *Server) Observe(before, after client.Object) {
+func (s *Server) observe(before, after client.Object) {
 	object, deleted := after, after == nil
 	if deleted {
 		object = before

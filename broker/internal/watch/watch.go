@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/store"
 )
 
 // Signal has at most one event, which no watch sees.
@@ -53,12 +54,14 @@ func Requests(namespace string, names []string) []reconcile.Request {
 	return requests
 }
 
-// Events calls a function with the versions before and after each event, nil for none.
-func Events[T client.Object](changed func(before, after T, enqueue func(names ...string))) handler.EventHandler {
+// Events calls a function with the versions before and after each event, nil for none, once the
+// store has it: the other watches of the object may come later.
+func Events[T client.Object](s *store.Store, changed func(before, after T, enqueue func(names ...string))) handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	handle := func(before, after T, namespace string, q queue) {
+	handle := func(before, after T, object client.Object, deleted bool, q queue) {
+		s.Note(object, deleted)
 		changed(before, after, func(names ...string) {
-			for _, request := range Requests(namespace, names) {
+			for _, request := range Requests(object.GetNamespace(), names) {
 				q.Add(request)
 			}
 		})
@@ -66,13 +69,13 @@ func Events[T client.Object](changed func(before, after T, enqueue func(names ..
 	var none T
 	return handler.Funcs{
 		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
-			handle(none, e.Object.(T), e.Object.GetNamespace(), q)
+			handle(none, e.Object.(T), e.Object, false, q)
 		},
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
-			handle(e.ObjectOld.(T), e.ObjectNew.(T), e.ObjectNew.GetNamespace(), q)
+			handle(e.ObjectOld.(T), e.ObjectNew.(T), e.ObjectNew, false, q)
 		},
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
-			handle(e.Object.(T), none, e.Object.GetNamespace(), q)
+			handle(e.Object.(T), none, e.Object, true, q)
 		},
 	}
 }

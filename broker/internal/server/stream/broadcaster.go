@@ -45,9 +45,9 @@ type Broadcaster struct {
 
 // Subscription is one open stream.
 type Subscription struct {
-	// Cluster and Role are whose it is. Relayed messages have no role.
+	// Cluster and role are whose it is. Relayed messages have no role.
 	Cluster string
-	Role    protocol.Role
+	role    protocol.Role
 	// Changed has a token if there may be something to send.
 	Changed chan struct{}
 	// Dropped is closed to end the stream.
@@ -69,13 +69,13 @@ func NewBroadcaster() *Broadcaster {
 // Subscribe opens a stream. If a cluster has more than limit, its oldest one ends, which
 // may be a connection whose loss was not detected.
 func (b *Broadcaster) Subscribe(cluster string, role protocol.Role, limit int) *Subscription {
-	added := &Subscription{Cluster: cluster, Role: role, Changed: make(chan struct{}, 1), Dropped: make(chan struct{}), broadcaster: b}
+	added := &Subscription{Cluster: cluster, role: role, Changed: make(chan struct{}, 1), Dropped: make(chan struct{}), broadcaster: b}
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	open := append(b.subscriptions[cluster], added)
 	for len(open) > max(limit, 1) {
 		close(open[0].Dropped)
-		streams.WithLabelValues(streamLabel(open[0].Role)).Dec()
+		streams.WithLabelValues(streamLabel(open[0].role)).Dec()
 		open = open[1:]
 	}
 	b.subscriptions[cluster] = open
@@ -95,11 +95,11 @@ func (s *Subscription) Close() {
 		b.subscriptions[s.Cluster] = left
 	}
 	if len(left) < before {
-		streams.WithLabelValues(streamLabel(s.Role)).Dec()
+		streams.WithLabelValues(streamLabel(s.role)).Dec()
 	}
 	b.mutex.Unlock()
 	// Another stream is the newest now.
-	b.Notify(s.Cluster, s.Role)
+	b.Notify(s.Cluster, s.role)
 }
 
 // Newest reports whether a stream is the newest of its cluster and role.
@@ -107,7 +107,7 @@ func (s *Subscription) Newest() bool {
 	s.broadcaster.mutex.Lock()
 	defer s.broadcaster.mutex.Unlock()
 	for _, open := range slices.Backward(s.broadcaster.subscriptions[s.Cluster]) {
-		if open.Role == s.Role {
+		if open.role == s.role {
 			return open == s
 		}
 	}
@@ -119,7 +119,7 @@ func (b *Broadcaster) Notify(cluster string, role protocol.Role, ids ...string) 
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	for _, open := range b.subscriptions[cluster] {
-		if open.Role == role {
+		if open.role == role {
 			open.notify(ids)
 		}
 	}
