@@ -49,7 +49,7 @@ type Manager struct {
 	kinds []schema.GroupVersionKind
 
 	mu sync.Mutex
-	// known is what Observe has reported of each kind.
+	// known is what Observe has reported of each kind, until the leader has caught up.
 	known map[schema.GroupVersionKind]*known
 	// changed has a value after a call of Observe.
 	changed chan struct{}
@@ -163,6 +163,9 @@ func (m *Manager) catchUp(ctx context.Context) error {
 		}
 	}
 	log.FromContext(ctx).Info("The caches are up to date: this replica acts as the leader", "after", m.clock.Since(began).String())
+	m.mu.Lock()
+	m.known = nil
+	m.mu.Unlock()
 	close(m.elected)
 	return nil
 }
