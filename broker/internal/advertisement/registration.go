@@ -54,11 +54,7 @@ func (c *Clusters) reconcileRegistration(ctx context.Context, name string) (ctrl
 // decided carries out what an operator has decided about a cluster, and deletes an invitation that
 // was not used.
 func (c *Clusters) decided(ctx context.Context, registration *broker.ClusterRegistration) (ctrl.Result, error) {
-	config, err := c.hub.Settings(ctx)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	phase := identity.Phase(registration, config.Admission)
+	phase := identity.Phase(registration, c.store.Settings().Admission)
 	revoked := phase == broker.RegistrationRevoked
 	switch {
 	case registration.Status.Phase == "" && !revoked:

@@ -438,7 +438,7 @@ func TestRefusalStands(t *testing.T) {
 }
 
 // TestRefusalFollowsTheNodes: what does not fit the nodes, and an error has kept from being
-// told, is refused only as long as it does not fit.
+// reported, is refused only as long as it does not fit.
 func TestRefusalFollowsTheNodes(t *testing.T) {
 	p := cpus("2")
 	p.add(asked("r1", 1, somePods(4)))
