@@ -93,10 +93,11 @@ NAMESPACE ?= spillway-system
 ARGS ?=
 
 .PHONY: build
-build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node
-	@for program in broker:broker agent:agent scheduler:scheduler-plugin virtual-node:virtual-node; do \
-	  go build -o "bin/spillway-$${program%%:*}" "./$${program##*:}" && echo "bin/spillway-$${program%%:*}" || exit 1; \
+build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node, and the plugin bin/kubectl-spillway
+	@for program in spillway-broker:broker spillway-agent:agent spillway-scheduler:scheduler-plugin spillway-virtual-node:virtual-node kubectl-spillway:agent/kubectl-spillway; do \
+	  go build -o "bin/$${program%%:*}" "./$${program##*:}" && echo "bin/$${program%%:*}" || exit 1; \
 	done
+	@cp agent/kubectl-spillway/kubectl_complete-spillway bin/
 
 .PHONY: install
 install: ## Create or update the CRDs of CHART (agent or broker) in kubectl's current cluster

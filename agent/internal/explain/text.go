@@ -1,0 +1,131 @@
+package explain
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Style is how text is written.
+type Style struct {
+	// ASCII writes marks that every terminal shows.
+	ASCII bool
+	// Width at which lines are wrapped; 0 for none.
+	Width int
+	// Wide lists all details, not only the first.
+	Wide bool
+}
+
+// detailsShown is how many details of a step are listed unless Style.Wide is set.
+const detailsShown = 8
+
+var marks = map[State][2]string{OK: {"✓", "[ok]"}, Failed: {"✗", "[no]"}, Waiting: {"…", "[..]"}, Unknown: {"?", "[?]"}, Skipped: {"-", "[-]"}}
+
+// Mark is the mark of a state, of one width for all.
+func (s Style) Mark(state State) string {
+	if s.ASCII {
+		return fmt.Sprintf("%-4s", marks[state][1])
+	}
+	return marks[state][0]
+}
+
+// Text returns the explanation as lines for people.
+func (e *Explanation) Text(style Style) string {
+	var b strings.Builder
+	b.WriteString(Wrap(e.Object.String(), "", style.Width))
+	if e.Workload != "" {
+		b.WriteString(Wrap(e.Workload, "", style.Width))
+	}
+	b.WriteString("\n")
+	for _, step := range e.Steps {
+		head := fmt.Sprintf("%s %-13s ", style.Mark(step.State), step.Name)
+		b.WriteString(hanging(head, step.Message, style.Width))
+		shown := step.Details
+		if !style.Wide && len(shown) > detailsShown {
+			shown = shown[:detailsShown]
+		}
+		for _, d := range shown {
+			words := d.Subject
+			if d.Reason != "" {
+				words += " " + d.Reason
+			}
+			if d.Message != "" {
+				words += ": " + d.Message
+			}
+			b.WriteString(hanging("    "+style.Mark(d.State)+" ", words, style.Width))
+		}
+		if hidden := len(step.Details) - len(shown); hidden > 0 {
+			fmt.Fprintf(&b, "      and %d more: -o wide\n", hidden)
+		}
+	}
+	b.WriteString("\n" + Wrap(sentence(e.Summary), "", style.Width))
+	if e.Fix != nil {
+		b.WriteString(hanging("Fix: ", e.Fix.Message, style.Width))
+		for _, command := range e.Fix.Commands {
+			b.WriteString("  " + command + "\n") // whole, to be copied
+		}
+	}
+	for _, u := range e.Unreadable {
+		if u.Permission != "" {
+			b.WriteString(hanging("Note: ", "you may not "+u.Permission+".", style.Width))
+		} else {
+			b.WriteString(hanging("Note: ", fmt.Sprintf("%s could not be read: %s", u.What, sentence(u.Reason)), style.Width))
+		}
+	}
+	text := b.String()
+	if style.ASCII {
+		text = ascii(text)
+	}
+	return text
+}
+
+// sentence ends a message with a full stop.
+func sentence(message string) string {
+	if message == "" || strings.HasSuffix(message, ".") || strings.HasSuffix(message, "…") {
+		return message
+	}
+	return message + "."
+}
+
+// ascii replaces what a terminal without UTF-8 does not show.
+func ascii(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= utf8.RuneSelf {
+			return '?'
+		}
+		return r
+	}, strings.ReplaceAll(text, "…", "..."))
+}
+
+// hanging returns words after a head, with later lines indented below the first word.
+func hanging(head, words string, width int) string {
+	if words == "" {
+		return strings.TrimRight(head, " ") + "\n"
+	}
+	indent := strings.Repeat(" ", utf8.RuneCountInString(head))
+	return head + strings.TrimPrefix(Wrap(words, indent, width), indent)
+}
+
+// Wrap returns words as lines of at most width characters where that is possible, each after an indent.
+func Wrap(words, indent string, width int) string {
+	if width <= 0 {
+		return indent + words + "\n"
+	}
+	width = max(width, utf8.RuneCountInString(indent)+20)
+	var b strings.Builder
+	line, n := indent, utf8.RuneCountInString(indent)
+	empty := true
+	for _, word := range strings.Fields(words) {
+		size := utf8.RuneCountInString(word)
+		if !empty && n+1+size > width {
+			b.WriteString(line + "\n")
+			line, n, empty = indent, utf8.RuneCountInString(indent), true
+		}
+		if !empty {
+			line, n = line+" ", n+1
+		}
+		line, n, empty = line+word, n+size, false
+	}
+	b.WriteString(line + "\n")
+	return b.String()
+}

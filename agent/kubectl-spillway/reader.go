@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/explain"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// reader reads with the caller's permissions, several kinds at once, and notes what it may not read.
+type reader struct {
+	client.Client
+	ctx context.Context
+
+	running sync.WaitGroup
+	mu      sync.Mutex
+	denied  []explain.Unreadable
+	// missing is why a kind of Spillway's is not there.
+	missing error
+}
+
+func newReader(ctx context.Context, c client.Client) *reader { return &reader{ctx: ctx, Client: c} }
+
+// get reads an object, if it exists, and reports whether it was read. what is its plural.
+func (r *reader) get(what string, object client.Object, namespace, name string) bool {
+	err := r.Get(r.ctx, client.ObjectKey{Namespace: namespace, Name: name}, object)
+	return r.note("get", what, namespace, err)
+}
+
+// list reads objects in the background: wait waits for all.
+func (r *reader) list(what string, list client.ObjectList, options ...client.ListOption) {
+	r.running.Go(func() {
+		var o client.ListOptions
+		o.ApplyOptions(options)
+		r.note("list", what, o.Namespace, r.List(r.ctx, list, options...))
+	})
+}
+
+// note keeps why something could not be read.
+func (r *reader) note(verb, what, namespace string, err error) (ok bool) {
+	if err == nil {
+		return true
+	}
+	if apierrors.IsNotFound(err) && verb == "get" {
+		return false
+	}
+	denied := explain.Unreadable{What: what, Reason: err.Error()}
+	if apierrors.IsForbidden(err) {
+		denied = explain.Unreadable{What: what, Permission: verb + " " + what}
+		if namespace != "" {
+			denied.Permission += " in namespace " + namespace
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if strings.HasSuffix(what, "."+broker.Group) && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
+		r.missing = err
+	}
+	if !slices.Contains(r.denied, denied) {
+		r.denied = append(r.denied, denied)
+	}
+	return false
+}
+
+// wait waits for the lists, and returns what could not be read.
+func (r *reader) wait() []explain.Unreadable {
+	r.running.Wait()
+	slices.SortFunc(r.denied, func(a, b explain.Unreadable) int { return strings.Compare(a.What, b.What) })
+	return r.denied
+}
+
+// reachable is an error if the API server is not.
+func reachable(err error) error {
+	if err == nil || apierrors.ReasonForError(err) != "" || meta.IsNoMatchError(err) {
+		return nil
+	}
+	return fmt.Errorf("reading from the API server: %w", err)
+}
