@@ -59,6 +59,9 @@ func (o *options) observe(r *reader, argument string) (*explain.Observed, error)
 		}
 	}
 	observed.Unreadable = r.wait()
+	if r.failed != nil {
+		return nil, fmt.Errorf("reading from %s: %w", o.cluster(), r.failed)
+	}
 	if r.missing != nil {
 		return nil, o.notInstalled(r.missing)
 	}

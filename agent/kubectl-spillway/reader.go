@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -23,8 +22,8 @@ type reader struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	denied  []explain.Unreadable
-	// missing is why a kind of Spillway's is not there.
-	missing error
+	// missing is why a kind of Spillway's is not there, failed why the API server has not answered.
+	missing, failed error
 }
 
 func newReader(ctx context.Context, c client.Client) *reader { return &reader{ctx: ctx, Client: c} }
@@ -64,6 +63,9 @@ func (r *reader) note(verb, what, namespace string, err error) (ok bool) {
 	if strings.HasSuffix(what, "."+broker.Group) && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
 		r.missing = err
 	}
+	if apierrors.ReasonForError(err) == "" && !meta.IsNoMatchError(err) {
+		r.failed = err
+	}
 	if !slices.Contains(r.denied, denied) {
 		r.denied = append(r.denied, denied)
 	}
@@ -75,12 +77,4 @@ func (r *reader) wait() []explain.Unreadable {
 	r.running.Wait()
 	slices.SortFunc(r.denied, func(a, b explain.Unreadable) int { return strings.Compare(a.What, b.What) })
 	return r.denied
-}
-
-// reachable is an error if the API server is not.
-func reachable(err error) error {
-	if err == nil || apierrors.ReasonForError(err) != "" || meta.IsNoMatchError(err) {
-		return nil
-	}
-	return fmt.Errorf("reading from the API server: %w", err)
 }

@@ -101,8 +101,18 @@ const (
 func (e *Explanation) printable() {
 	e.Name, e.Namespace = text.Line(e.Name, maxName*2), text.Line(e.Namespace, maxName)
 	e.Workload, e.Summary = text.Line(e.Workload, maxMessage), text.Line(e.Summary, maxMessage)
-	for i := range e.Steps {
-		step := &e.Steps[i]
+	var fixes []Fix
+	if e.Fix != nil {
+		fixes = []Fix{*e.Fix}
+		e.Fix = &fixes[0]
+	}
+	Printable(e.Steps, fixes, e.Unreadable)
+}
+
+// Printable bounds texts that other clusters may have written, and makes them one line each.
+func Printable(steps []Step, fixes []Fix, unreadable []Unreadable) {
+	for i := range steps {
+		step := &steps[i]
 		step.Message = text.Line(step.Message, maxMessage)
 		if more := len(step.Details) - maxDetails; more > 0 {
 			step.Details = append(step.Details[:maxDetails:maxDetails], Detail{State: Unknown, Subject: fmt.Sprintf("(%d more)", more)})
@@ -112,13 +122,13 @@ func (e *Explanation) printable() {
 			detail.Subject, detail.Reason, detail.Message = text.Line(detail.Subject, maxName), text.Line(detail.Reason, maxName), text.Line(detail.Message, maxMessage)
 		}
 	}
-	if e.Fix != nil {
-		e.Fix.Message = text.Line(e.Fix.Message, maxMessage)
-		for i := range e.Fix.Commands {
-			e.Fix.Commands[i] = text.Line(e.Fix.Commands[i], 4*maxMessage)
+	for i := range fixes {
+		fixes[i].Message = text.Line(fixes[i].Message, maxMessage)
+		for j := range fixes[i].Commands {
+			fixes[i].Commands[j] = text.Line(fixes[i].Commands[j], 4*maxMessage)
 		}
 	}
-	for i := range e.Unreadable {
-		e.Unreadable[i].Reason = text.Line(e.Unreadable[i].Reason, maxMessage)
+	for i := range unreadable {
+		unreadable[i].Reason = text.Line(unreadable[i].Reason, maxMessage)
 	}
 }

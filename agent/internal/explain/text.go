@@ -31,15 +31,26 @@ func (s Style) Mark(state State) string {
 
 // Text returns the explanation as lines for people.
 func (e *Explanation) Text(style Style) string {
-	var b strings.Builder
-	b.WriteString(Wrap(e.Object.String(), "", style.Width))
+	head := []string{e.Object.String()}
 	if e.Workload != "" {
-		b.WriteString(Wrap(e.Workload, "", style.Width))
+		head = append(head, e.Workload)
+	}
+	var fixes []Fix
+	if e.Fix != nil {
+		fixes = []Fix{*e.Fix}
+	}
+	return Page(style, head, e.Steps, e.Summary, fixes, e.Unreadable)
+}
+
+// Page returns steps as lines for people, between a head and what they come to.
+func Page(style Style, head []string, steps []Step, summary string, fixes []Fix, unreadable []Unreadable) string {
+	var b strings.Builder
+	for _, line := range head {
+		b.WriteString(Wrap(line, "", style.Width))
 	}
 	b.WriteString("\n")
-	for _, step := range e.Steps {
-		head := fmt.Sprintf("%s %-13s ", style.Mark(step.State), step.Name)
-		b.WriteString(hanging(head, step.Message, style.Width))
+	for _, step := range steps {
+		b.WriteString(hanging(fmt.Sprintf("%s %-13s ", style.Mark(step.State), step.Name), step.Message, style.Width))
 		shown := step.Details
 		if !style.Wide && len(shown) > detailsShown {
 			shown = shown[:detailsShown]
@@ -58,25 +69,24 @@ func (e *Explanation) Text(style Style) string {
 			fmt.Fprintf(&b, "      and %d more: -o wide\n", hidden)
 		}
 	}
-	b.WriteString("\n" + Wrap(sentence(e.Summary), "", style.Width))
-	if e.Fix != nil {
-		b.WriteString(hanging("Fix: ", e.Fix.Message, style.Width))
-		for _, command := range e.Fix.Commands {
+	b.WriteString("\n" + Wrap(sentence(summary), "", style.Width))
+	for _, fix := range fixes {
+		b.WriteString(hanging("Fix: ", fix.Message, style.Width))
+		for _, command := range fix.Commands {
 			b.WriteString("  " + command + "\n") // whole, to be copied
 		}
 	}
-	for _, u := range e.Unreadable {
+	for _, u := range unreadable {
 		if u.Permission != "" {
 			b.WriteString(hanging("Note: ", "you may not "+u.Permission+".", style.Width))
 		} else {
 			b.WriteString(hanging("Note: ", fmt.Sprintf("%s could not be read: %s", u.What, sentence(u.Reason)), style.Width))
 		}
 	}
-	text := b.String()
 	if style.ASCII {
-		text = ascii(text)
+		return ascii(b.String())
 	}
-	return text
+	return b.String()
 }
 
 // sentence ends a message with a full stop.
