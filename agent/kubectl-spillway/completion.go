@@ -1,6 +1,8 @@
 package main
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,19 +25,20 @@ func (o *options) complete(command *cobra.Command) {
 		"namespace": func(command *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.names(command, corev1.SchemeGroupVersion.WithKind("Namespace"), "", ""), cobra.ShellCompDirectiveNoFileComp
 		},
-		"context": func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-			if raw, err := o.flags.ToRawKubeConfigLoader().RawConfig(); err == nil {
-				for name := range raw.Contexts {
-					names = append(names, name)
-				}
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
+		"context": o.completeContexts,
 	} {
 		if err := command.RegisterFlagCompletionFunc(flag, function); err != nil {
 			panic(err) // no such flag
 		}
 	}
+}
+
+// completeContexts completes contexts of the kubeconfig.
+func (o *options) completeContexts(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
+	if raw, err := o.flags.ToRawKubeConfigLoader().RawConfig(); err == nil {
+		names = slices.Sorted(maps.Keys(raw.Contexts))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeObjects completes what explain takes: pods, and TYPE/NAME.

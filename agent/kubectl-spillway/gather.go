@@ -59,11 +59,8 @@ func (o *options) observe(r *reader, argument string) (*explain.Observed, error)
 		}
 	}
 	observed.Unreadable = r.wait()
-	if r.failed != nil {
-		return nil, fmt.Errorf("reading from %s: %w", o.cluster(), r.failed)
-	}
-	if r.missing != nil {
-		return nil, o.notInstalled(r.missing)
+	if err := r.err(o); err != nil {
+		return nil, err
 	}
 	observed.Reservations, observed.Policies, observed.Instructions, observed.Nodes = reservations.Items, policies.Items, instructions.Items, nodes.Items
 	if observed.Pod != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -77,4 +78,15 @@ func (r *reader) wait() []explain.Unreadable {
 	r.running.Wait()
 	slices.SortFunc(r.denied, func(a, b explain.Unreadable) int { return strings.Compare(a.What, b.What) })
 	return r.denied
+}
+
+// err is why nothing can be concluded from what was read.
+func (r *reader) err(o *options) error {
+	switch {
+	case r.failed != nil:
+		return fmt.Errorf("reading from %s: %w", o.cluster(), r.failed)
+	case r.missing != nil:
+		return o.notInstalled(r.missing)
+	}
+	return nil
 }

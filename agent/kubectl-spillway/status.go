@@ -100,11 +100,8 @@ func (o *options) observeSystem(r *reader) (*health.Observed, error) {
 	r.list(explain.Reservations, &reservations)
 	r.list(explain.Nodes, &nodes, client.HasLabels{broker.LabelProvider})
 	unreadable := r.wait()
-	if r.failed != nil {
-		return nil, fmt.Errorf("reading from %s: %w", o.cluster(), r.failed)
-	}
-	if r.missing != nil {
-		return nil, o.notInstalled(r.missing)
+	if err := r.err(o); err != nil {
+		return nil, err
 	}
 	return &health.Observed{
 		Now: time.Now(), System: o.system, Deployments: deployments.Items, Leases: leases.Items, Advertisements: advertisements.Items,

@@ -44,6 +44,7 @@ var decoders = map[string]string{
 	"broker/internal/server.renew":             fuzzBodies,
 	"broker/internal/server.join":              fuzzBodies,
 
+	"agent/internal/health.expiry":                         "agent/internal/health.FuzzExpiry",
 	"agent/internal/identity.parse":                        "agent/internal/identity.FuzzCredentials",
 	"agent/internal/identity.stored":                       "agent/internal/identity.FuzzCredentials",
 	"agent/internal/identity.certificateRequest":           "agent/internal/identity.FuzzCredentials",

@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"strings"
+	"text/tabwriter"
 	"unicode/utf8"
 )
 
@@ -76,6 +77,16 @@ func Page(style Style, head []string, steps []Step, summary string, fixes []Fix,
 			b.WriteString("  " + command + "\n") // whole, to be copied
 		}
 	}
+	b.WriteString(Notes(style, unreadable))
+	if style.ASCII {
+		return ascii(b.String())
+	}
+	return b.String()
+}
+
+// Notes says what could not be read.
+func Notes(style Style, unreadable []Unreadable) string {
+	var b strings.Builder
 	for _, u := range unreadable {
 		if u.Permission != "" {
 			b.WriteString(hanging("Note: ", "you may not "+u.Permission+".", style.Width))
@@ -83,9 +94,17 @@ func Page(style Style, head []string, steps []Step, summary string, fixes []Fix,
 			b.WriteString(hanging("Note: ", fmt.Sprintf("%s could not be read: %s", u.What, sentence(u.Reason)), style.Width))
 		}
 	}
-	if style.ASCII {
-		return ascii(b.String())
+	return b.String()
+}
+
+// Columns aligns rows.
+func Columns(rows [][]string) string {
+	var b strings.Builder
+	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}
+	_ = table.Flush() // a Builder takes all
 	return b.String()
 }
 

@@ -1,5 +1,5 @@
 // Package health says whether Spillway works in a cluster, as steps like those of package explain:
-// Status what runs and waits now, Check what was installed and configured.
+// Status what runs and waits now, Check what was installed and configured. Clusters lists the clusters.
 //
-// Both are pure functions of what a caller could observe.
+// All are pure functions of what a caller could observe.
 package health

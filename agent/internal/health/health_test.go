@@ -133,3 +133,36 @@ func TestStatus(t *testing.T) {
 		})
 	}
 }
+
+// pods that run in paris, of 3 cores, and one that has ended.
+func overflowed() []corev1.Pod {
+	pod := corev1.Pod{Spec: corev1.PodSpec{NodeName: "spillway-paris", Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "3", "memory", "1Gi")}}}}}
+	ended := *pod.DeepCopy()
+	ended.Status.Phase = corev1.PodSucceeded
+	return []corev1.Pod{pod, ended}
+}
+
+func grant(provider, cpu, price string) broker.ReservationInstruction {
+	return broker.ReservationInstruction{Spec: broker.ReservationInstructionSpec{TargetClusterID: provider, RequestedResources: broker.FromList(expect.Resources("cpu", cpu, "memory", "8Gi")), PricePerHour: price}}
+}
+
+func TestClusters(t *testing.T) {
+	o := rome()
+	o.Instructions = []broker.ReservationInstruction{grant("paris", "4", "0.20 EUR"), grant("paris", "1", "0.055 EUR"), grant("oslo\x1b[2J", "2", "")}
+	o.Nodes[1].Spec.Unschedulable = true
+	hub := &health.Observed{Now: now, System: o.System, Advertisements: []broker.ClusterAdvertisement{advertisement("paris", "paris", 0), advertisement("wien", "wien", 0)}}
+	for i := range hub.Advertisements {
+		hub.Advertisements[i].Status = broker.ClusterAdvertisementStatus{Active: i == 0, Reserved: broker.FromList(expect.Resources("cpu", "5")), Available: broker.FromList(expect.Resources("cpu", "1", "nvidia.com/gpu", "2"))}
+		hub.Advertisements[i].Spec.Region, hub.Advertisements[i].Spec.Zone = "eu", "eu-1"
+		hub.Advertisements[i].Spec.ObservedHolds = []broker.ObservedHold{{Requester: "rome", Used: broker.FromList(expect.Resources("cpu", "3"))}, {Requester: "bonn", Used: broker.FromList(expect.Resources("cpu", "1"))}}
+	}
+	style := explain.Style{}
+	consumer := health.Clusters(o, overflowed(), nil)
+	expectGolden(t, "clusters-consumer", consumer.Text(style))
+	both := health.Clusters(o, overflowed(), hub)
+	expectGolden(t, "clusters-both", both.Text(style))
+	wide := health.Clusters(hub, nil, nil)
+	expectGolden(t, "clusters-hub", wide.Text(explain.Style{Wide: true}))
+	none := health.Clusters(&health.Observed{Now: now, Unreadable: []explain.Unreadable{{What: explain.Nodes, Permission: "list nodes"}}}, nil, nil)
+	expectGolden(t, "clusters-none", none.Text(style))
+}

@@ -1,0 +1,102 @@
+package health_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/agent/internal/explain"
+	"github.com/spillway-dev/spillway/agent/internal/health"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// certificate ends after some time.
+func certificate(t testing.TB, after time.Duration) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	expect.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: now.Add(after)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	expect.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// installed is an installation in a consumer in which all is well.
+func installed(t *testing.T) *health.Installation {
+	in := &health.Installation{
+		Observed: *rome(), Version: "1.37", OptedIn: 3,
+		Kinds:           []string{"ClusterAdvertisement", "OverflowPolicy", "ProviderInstruction", "Reservation", "ReservationInstruction"},
+		Permissions:     []health.Permission{{Who: health.Agent, What: "patch reservations/status", Allowed: true}, {Who: health.Scheduler, What: "create reservations", Allowed: true}},
+		NetworkPolicies: make([]networkingv1.NetworkPolicy, 2),
+		EndpointSlices:  []discoveryv1.EndpointSlice{{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: health.Scheduler}}, Endpoints: make([]discoveryv1.Endpoint, 1)}},
+		Webhooks: []admissionv1.MutatingWebhookConfiguration{{ObjectMeta: metav1.ObjectMeta{Name: health.Scheduler}, Webhooks: []admissionv1.MutatingWebhook{
+			{ClientConfig: admissionv1.WebhookClientConfig{CABundle: certificate(t, 3650*24*time.Hour)}}}}},
+		Identity: &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: certificate(t, 60*24*time.Hour)}},
+	}
+	for i := range in.Deployments {
+		in.Deployments[i].Labels = map[string]string{"app.kubernetes.io/version": "0.1.0"}
+	}
+	return in
+}
+
+func TestCheck(t *testing.T) {
+	for name, of := range map[string]struct {
+		pre, well bool
+		change    func(*health.Installation)
+	}{
+		"well": {well: true, change: func(*health.Installation) {}},
+		"broken": {change: func(in *health.Installation) {
+			in.VersionProblem = "this build of Spillway supports Kubernetes 1.35 to 1.37, and the cluster has 1.34: upgrade the cluster"
+			in.Kinds = in.Kinds[1:]
+			in.Deployments[0].Labels["app.kubernetes.io/version"] = "0.2.0"
+			in.Permissions[1].Allowed = false
+			in.EndpointSlices, in.NetworkPolicies, in.OptedIn = nil, nil, 0
+			in.Identity.Data[corev1.TLSCertKey] = certificate(t, -time.Hour)
+		}},
+		"no-permission": {well: true, change: func(in *health.Installation) {
+			*in = health.Installation{Observed: health.Observed{Now: now, System: in.System}, Version: in.Version, Kinds: in.Kinds, Permissions: []health.Permission{{Unknown: "you may not create subjectaccessreviews"}}}
+			for _, what := range []string{health.Deployments, health.Leases, health.Webhooks, health.Secrets, health.NetworkPolicies, health.Advertisements, explain.Namespaces} {
+				in.Unreadable = append(in.Unreadable, explain.Unreadable{What: what, Permission: "list " + what})
+			}
+		}},
+		"pre": {pre: true, well: true, change: func(in *health.Installation) {
+			*in = health.Installation{Observed: health.Observed{Now: now, System: in.System}, Version: in.Version, Permissions: []health.Permission{{What: "create namespaces", Allowed: true}}}
+		}},
+		"pre-refused": {pre: true, change: func(in *health.Installation) {
+			in.Permissions = []health.Permission{{What: "create namespaces"}, {What: "create clusterroles.rbac.authorization.k8s.io", Allowed: true}}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := installed(t)
+			of.change(in)
+			report := health.Check(in, of.pre)
+			expectGolden(t, "check-"+name, report.Text(explain.Style{Width: 80}))
+			if report.Well != of.well {
+				t.Errorf("all is well: %t", report.Well)
+			}
+		})
+	}
+}
+
+// FuzzExpiry: what is no certificate is a failed step.
+func FuzzExpiry(f *testing.F) {
+	f.Add(certificate(f, time.Hour))
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		in := &health.Installation{Observed: *rome(), Identity: &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: content}}}
+		if report := health.Check(in, false); len(report.Steps) != 9 {
+			t.Errorf("%d steps", len(report.Steps))
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spillway-dev/spillway/agent/internal/health"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+func newClusters(o *options) *cobra.Command {
+	hubContext := ""
+	command := &cobra.Command{
+		Use:   "clusters",
+		Short: "List the clusters as this one sees them, or the hub",
+		Long: `Lists the clusters as this one sees them: what it has itself, what its providers have granted it, and what its
+pods use of that, in cores and memory. In the hub, or with --hub-context, it lists what every cluster advertises: what
+pods may use, what is lent to others, what guests use of that, what is free, and the prices of an hour.`,
+		Example: `  kubectl spillway clusters
+  kubectl spillway clusters --hub-context=hub -o wide`,
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(command *cobra.Command, _ []string) error {
+			c, err := o.client()
+			if err != nil {
+				return err
+			}
+			var pods corev1.PodList
+			r := newReader(command.Context(), c)
+			r.list("pods", &pods, client.HasLabels{broker.LabelHold})
+			observed, err := o.observeSystem(r)
+			if err != nil {
+				return err
+			}
+			var hub *health.Observed
+			if hubContext != "" {
+				there := o.in(hubContext)
+				c, err := there.client()
+				if err != nil {
+					return err
+				}
+				r := newReader(command.Context(), c)
+				var advertisements broker.ClusterAdvertisementList
+				r.list(health.Advertisements, &advertisements, client.InNamespace(o.system))
+				hub = &health.Observed{Now: observed.Now, Unreadable: r.wait()}
+				if err := r.err(there); err != nil {
+					return err
+				}
+				hub.Advertisements = advertisements.Items
+			}
+			table := health.Clusters(observed, pods.Items, hub)
+			return o.print(table, table.Text)
+		},
+	}
+	command.Flags().StringVar(&hubContext, "hub-context", "", "Context of the hub, to read the advertisements of all clusters there.")
+	if err := command.RegisterFlagCompletionFunc("hub-context", o.completeContexts); err != nil {
+		panic(err) // no such flag
+	}
+	return command
+}
+
+// in returns options for another context of the same kubeconfig.
+func (o *options) in(context string) *options {
+	flags := genericclioptions.NewConfigFlags(true)
+	flags.KubeConfig, flags.CacheDir, flags.Timeout, flags.Context = o.flags.KubeConfig, o.flags.CacheDir, o.flags.Timeout, &context
+	return &options{IOStreams: o.IOStreams, flags: flags, output: o.output, ascii: o.ascii, system: o.system}
+}
