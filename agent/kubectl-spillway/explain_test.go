@@ -247,7 +247,9 @@ func (c *testCluster) complete(typed string) (out string, code int) {
 func TestNotInstalled(t *testing.T) {
 	c := clusterOf(t, controlplane.StartBare(t))
 	c.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, &corev1.Pod{ObjectMeta: named("shop", "web"), Spec: podSpec("")})
-	if _, errors := c.run(exitNoAnswer, "explain", "web"); !strings.Contains(errors, "the cluster of context rome does not have kind") || !strings.Contains(errors, "Spillway is not installed there") {
-		t.Errorf("explain fails with %q", errors)
+	for _, arguments := range [][]string{{"explain", "web"}, {"status"}, {"clusters"}, {"reserve", "warm", "--cpu=1"}} {
+		if _, errors := c.run(exitNoAnswer, arguments...); !strings.Contains(errors, "the cluster of context rome does not have kind") || !strings.Contains(errors, "Spillway is not installed there") {
+			t.Errorf("%v fails with %q", arguments, errors)
+		}
 	}
 }

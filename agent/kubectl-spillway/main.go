@@ -108,6 +108,7 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer.`,
 			return fmt.Errorf("-o %q is none of wide, json and yaml", o.output)
 		},
 	}
+	command.CompletionOptions.HiddenDefaultCmd = true // kubectl completes: see kubectl_complete-spillway
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
 	flags := command.PersistentFlags()

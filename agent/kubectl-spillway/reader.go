@@ -61,8 +61,10 @@ func (r *reader) note(verb, what, namespace string, err error) (ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if strings.HasSuffix(what, "."+broker.Group) && (meta.IsNoMatchError(err) || apierrors.IsNotFound(err)) {
+	if absent := meta.IsNoMatchError(err) || apierrors.IsNotFound(err); absent && what == explain.Reservations {
 		r.missing = err
+	} else if absent && strings.HasSuffix(what, "."+broker.Group) {
+		denied.Reason = "there is no such kind: the CRDs are older than this program, or of the hub only"
 	}
 	if apierrors.ReasonForError(err) == "" && !meta.IsNoMatchError(err) {
 		r.failed = err

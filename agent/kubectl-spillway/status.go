@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -102,6 +103,9 @@ func (o *options) observeSystem(r *reader) (*health.Observed, error) {
 	unreadable := r.wait()
 	if err := r.err(o); err != nil {
 		return nil, err
+	}
+	if len(instructions.Items) == 0 { // where only the broker is, there is no such kind
+		unreadable = slices.DeleteFunc(unreadable, func(u explain.Unreadable) bool { return u.What == explain.Instructions && u.Permission == "" })
 	}
 	return &health.Observed{
 		Now: time.Now(), System: o.system, Deployments: deployments.Items, Leases: leases.Items, Advertisements: advertisements.Items,
