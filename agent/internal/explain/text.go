@@ -100,7 +100,7 @@ func Notes(style Style, unreadable []Unreadable) string {
 // Columns aligns rows.
 func Columns(rows [][]string) string {
 	var b strings.Builder
-	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		fmt.Fprintln(table, strings.Join(row, "\t"))
 	}

@@ -212,22 +212,32 @@ func amount(q *broker.ResourceQuantities, wide bool) string {
 	case q == nil:
 		return "-"
 	case wide:
-		return strings.ReplaceAll(q.String(), ", ", ",")
+		return strings.ReplaceAll(strings.ReplaceAll(q.String(), ", ", ","), "nothing", "0")
 	}
 	list := q.List()
-	out := cores(list[corev1.ResourceCPU]) + " " + gibibytes(list[corev1.ResourceMemory])
+	out := cores(list[corev1.ResourceCPU]) + " " + memory(list[corev1.ResourceMemory])
 	if q.GPU != nil && !q.GPU.IsZero() {
 		out += fmt.Sprintf(" %s gpu", q.GPU)
 	}
 	return out
 }
 
-// cores words an amount of CPU with one decimal at most.
+// cores words an amount of CPU: below one core in thousandths, otherwise with one decimal at most.
 func cores(q resource.Quantity) string {
+	if q.MilliValue() < 1000 && !q.IsZero() {
+		return fmt.Sprintf("%dm", q.MilliValue())
+	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", q.AsApproximateFloat64()), ".0")
 }
 
-// gibibytes words an amount of memory with one decimal at most.
-func gibibytes(q resource.Quantity) string {
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", q.AsApproximateFloat64()/(1<<30)), ".0") + "Gi"
+// memory words an amount of memory in Mi or Gi, with one decimal at most.
+func memory(q resource.Quantity) string {
+	if q.IsZero() {
+		return "0"
+	}
+	size, unit := q.AsApproximateFloat64()/(1<<20), "Mi"
+	if size >= 1024 {
+		size, unit = size/1024, "Gi"
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", size), ".0") + unit
 }

@@ -75,6 +75,8 @@ var statuses = map[string]func(*health.Observed){
 		*o = health.Observed{Now: now, System: o.System, Deployments: []appsv1.Deployment{deployment(health.Broker, 1)}, Leases: []coordinationv1.Lease{lease(health.Broker, 0)},
 			Advertisements: []broker.ClusterAdvertisement{advertisement("paris", "paris", 0), advertisement("berlin", "berlin", 0)}}
 		o.Advertisements[0].Status.Active = true
+		o.Reservations = []broker.Reservation{reservation("rome-7f3a", 1)}
+		o.Reservations[0].Labels = map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "web-1"}
 	},
 	"hub-lost": func(o *health.Observed) {
 		o.Advertisements[0].Spec.Timestamp = before(7 * time.Minute)

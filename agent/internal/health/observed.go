@@ -143,7 +143,7 @@ func (o *Observed) clusterID() string {
 	return ""
 }
 
-// ago words how long ago something was: clocks differ, so that it may be in the future.
-func ago(now, at time.Time) string {
-	return max(now.Sub(at), 0).Round(time.Second).String() + " ago"
-}
+// since words how long ago something was: clocks differ, so that it may be in the future.
+func since(now, at time.Time) string { return max(now.Sub(at), 0).Round(time.Second).String() }
+
+func ago(now, at time.Time) string { return since(now, at) + " ago" }

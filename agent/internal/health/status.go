@@ -215,13 +215,22 @@ func (s *status) peers() {
 	slices.SortFunc(details, func(a, b explain.Detail) int { return cmp.Compare(a.Subject, b.Subject) })
 	switch {
 	case lost > 0:
-		s.fail(name, fmt.Sprintf("%d of %d virtual nodes are not ready", lost, len(details)),
+		s.fail(name, fmt.Sprintf("the virtual nodes of %d of %d are not ready", lost, len(details)),
 			explain.Fix{Message: "See virtual-node/README.md, Troubleshooting.", Commands: []string{"kubectl describe nodes -l " + broker.LabelProvider}}, details...)
 	case len(details) == 0:
 		s.step(name, explain.OK, "no peering: none is needed now")
 	default:
-		s.step(name, explain.OK, fmt.Sprintf("%d virtual nodes", len(details)), details...)
+		s.step(name, explain.OK, fmt.Sprintf("%d with a virtual node", len(details)), details...)
 	}
+}
+
+// nameOf names a Reservation as its consumer does.
+func nameOf(r *broker.Reservation) string {
+	requester, namespace, name := r.Labels[broker.LabelRequester], r.Labels[broker.LabelSourceNamespace], r.Labels[broker.LabelSourceName]
+	if requester == "" || namespace == "" || name == "" {
+		return r.Namespace + "/" + r.Name
+	}
+	return namespace + "/" + name + " of " + requester
 }
 
 // maxQueue is how many Reservations of the queue are listed.
@@ -253,9 +262,9 @@ func (s *status) queue() {
 	})
 	var details []explain.Detail
 	for _, r := range waiting[:min(len(waiting), maxQueue)] {
-		d := explain.Detail{State: explain.Waiting, Subject: r.Namespace + "/" + r.Name, Message: fmt.Sprintf("number %d, since %s", r.Status.QueuePosition, ago(s.Now, r.CreationTimestamp.Time))}
-		if r.Status.QueuePosition == 0 {
-			d.Message = "since " + ago(s.Now, r.CreationTimestamp.Time)
+		d := explain.Detail{State: explain.Waiting, Subject: nameOf(r), Message: "for " + since(s.Now, r.CreationTimestamp.Time)}
+		if n := r.Status.QueuePosition; n > 0 {
+			d.Message = fmt.Sprintf("number %d, %s", n, d.Message)
 		}
 		details = append(details, d)
 	}
