@@ -280,7 +280,7 @@ func (s *status) networks(in *Installation) {
 	case s.unreadable(NetworkPolicies):
 		s.unknown(name, NetworkPolicies)
 	case n == 0:
-		s.step(name, explain.Waiting, "no NetworkPolicy limits the programs in namespace "+s.System+" (charts/README.md#network)")
+		s.step(name, explain.Waiting, "no NetworkPolicy limits the programs in namespace "+s.System+": value networkPolicy.enabled of the charts makes them")
 	default:
 		s.step(name, explain.OK, fmt.Sprintf("%d NetworkPolicies in namespace %s%s", n, s.System, unseen))
 	}
