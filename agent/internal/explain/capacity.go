@@ -77,7 +77,7 @@ func (w *walk) noReservation(name string) {
 	case w.unreadable(Reservations):
 		w.step(name, Unknown, w.permission(Reservations))
 	case w.provider != "":
-		w.step(name, OK, "it uses capacity that was reserved in the hub")
+		w.step(name, OK, "it uses capacity of a Reservation that is not here: of one in the hub, or of one that has ended")
 	case w.Pod == nil:
 		w.stop(name, fmt.Sprintf("Reservation %s does not exist", w.Asked.Name), nil)
 	case refused:

@@ -106,6 +106,15 @@ func inParis(o *explain.Observed) {
 	o.Instructions = []broker.ReservationInstruction{in}
 }
 
+// settingUp is a Reservation that is granted while its peering is established.
+func settingUp(o *explain.Observed) {
+	inParis(o)
+	o.Pod.Spec.NodeName, o.Pod.Labels, o.Pod.Status = "", nil, shop().Pod.Status
+	o.Nodes = nil
+	o.Reservations[0].Status.Conditions = nil
+	o.Instructions[0].Status.Conditions = []metav1.Condition{condition(broker.ConditionPeered, metav1.ConditionFalse, "Waiting", "waiting for the answer of paris")}
+}
+
 // situations are what users ask about.
 var situations = map[string]func(*explain.Observed){
 	"not-opted-in": func(o *explain.Observed) {
@@ -156,13 +165,36 @@ var situations = map[string]func(*explain.Observed){
 			"requested: count/reservations.broker.fluidos.eu=1, used: count/reservations.broker.fluidos.eu=5, limited: count/reservations.broker.fluidos.eu=5. It is requested again every 15 s."}}
 	},
 	"running": inParis,
-	"setting-up": func(o *explain.Observed) {
+	"reserved-in-the-hub": func(o *explain.Observed) {
 		inParis(o)
-		o.Pod.Spec.NodeName, o.Pod.Labels, o.Pod.Status = "", nil, shop().Pod.Status
-		o.Nodes = nil
-		o.Reservations[0].Status.Conditions = nil
-		o.Instructions[0].Status.Conditions = []metav1.Condition{condition(broker.ConditionPeered, metav1.ConditionFalse, "Waiting", "waiting for the answer of paris")}
+		o.Reservations = nil
 	},
+	"must-leave": func(o *explain.Observed) {
+		inParis(o)
+		o.Pod.Status.Conditions = []corev1.PodCondition{{Type: broker.PodMustLeave, Status: corev1.ConditionTrue, Message: "Node paris-2 is cordoned."}}
+	},
+	"guest-refused": func(o *explain.Observed) {
+		inParis(o)
+		o.Pod.Status.Phase = corev1.PodPending
+		o.Events = []explain.Event{{Reason: "GuestRefused", Message: "pods \"web-6d5f-x2x9k\" is forbidden: exceeded quota: guests"}}
+	},
+	"cordoned": func(o *explain.Observed) {
+		settingUp(o)
+		o.Nodes = []corev1.Node{node("paris", corev1.ConditionTrue, "")}
+		o.Nodes[0].Spec.Unschedulable = true
+		o.Instructions[0].Status.Conditions[0].Status = metav1.ConditionTrue
+	},
+	"failed": func(o *explain.Observed) {
+		asked(o, 3, broker.ReservationStatus{Phase: broker.ReservationFailed, Conditions: []metav1.Condition{condition(broker.ConditionReady, metav1.ConditionFalse, "Failed", "No cluster has a node that is large enough.")}})
+	},
+	"opted-out": func(o *explain.Observed) {
+		o.Pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
+	},
+	"template": func(o *explain.Observed) {
+		o.Asked = explain.Object{Kind: "Deployment", Namespace: "shop", Name: "web"}
+		o.Pod.UID, o.Pod.Spec.SchedulerName, o.Pod.Status = "", "", corev1.PodStatus{}
+	},
+	"setting-up": settingUp,
 	"no-permission": func(o *explain.Observed) {
 		asked(o, 3, queued(3, insufficient("paris", "6", "1500m")))
 		o.Namespace = nil
