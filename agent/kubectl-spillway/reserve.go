@@ -248,7 +248,10 @@ that still wait.`,
 
 // awaitRelease waits until a Reservation is gone, and prints what it waits for.
 func (o *options) awaitRelease(ctx context.Context, c client.Client, r *broker.Reservation, atMost time.Duration) error {
-	said := ""
+	said := "" // what it said before is of no interest any more
+	if ready := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionReady); ready != nil {
+		said = ready.Message
+	}
 	done, err := o.poll(ctx, atMost, func() (bool, error) {
 		current := &broker.Reservation{}
 		if err := c.Get(ctx, client.ObjectKeyFromObject(r), current); apierrors.IsNotFound(err) || err == nil && current.UID != r.UID {

@@ -49,12 +49,26 @@ func TestKubectlSpillway(t *testing.T) {
 	says("the plugin explains a pod that runs in paris", "rome", []string{"explain", "first", "-n", ns},
 		"✓ Namespace     explained is opted in", "✓ Policy", "✓ Providers     chosen: paris", "✓ paris: 1 pod, cpu 600m", "berlin InsufficientCapacity",
 		"✓ Peering", "✓ Virtual node  node spillway-paris is ready", "✓ Guest         running in paris", "The pod runs in paris.")
-	s.createIn(ns, "second", "700m", nil)
+	second := s.createIn(ns, "second", "700m", nil)
 	says("the plugin explains a pod that waits", "rome", []string{"explain", "pod/second", "-n", ns},
 		"✓ Home          it fits no node of this cluster", "is queued as number 1", "✗ Providers     None of 2 clusters can take it: InsufficientCapacity",
 		"requested 700m, available 400m", "Fix: Wait")
 	says("all is well in rome", "rome", []string{"status"}, "Cluster rome", "spillway-scheduler: ", "the broker heard from this cluster", "paris: node spillway-paris has cpu 600m", "1 waiting for capacity", "All is well.")
 	says("all is well in the hub", "hub", []string{"status"}, "3 of 3 clusters active", "All is well.")
-	says("rome knows what it has in paris", "rome", []string{"clusters"}, "paris     Ready", "600m 16Mi")
+	says("rome knows what it has in paris", "rome", []string{"clusters"}, "paris ", " Ready ", "600m 16Mi")
 	says("the hub knows all clusters", "hub", []string{"clusters", "-o", "wide"}, "berlin", "paris", "rome", "Consumer")
+
+	once := func(words string, arguments ...string) {
+		t.Helper()
+		out, err := ask("rome", arguments...)
+		t.Logf("%s\n%s", strings.Join(arguments, " "), out)
+		if err != nil || !strings.Contains(out, words) {
+			t.Errorf("%v: %v: it does not say %q:\n%s", arguments, err, words, out)
+		}
+	}
+	once("Active: ", "reserve", "warm", "-n", ns, "--cpu=50m", "--memory=16Mi", "--cluster=berlin", "--wait=4m")
+	once("Released", "release", "warm", "-n", ns, "--wait=4m")
+	expect.NoError(t, s.rome.Delete(t.Context(), second))
+	once("drained: 1 pods have left", "drain", "paris", "--force", "--timeout=4m")
+	once("node/spillway-paris uncordoned", "uncordon", "paris")
 }
