@@ -22,10 +22,11 @@ const (
 	// restSteps is how many steps may pass in that time.
 	restSteps = 6000
 	// quietFor is how long the writes and the steps are counted once all is answered,
-	// maxQuiet and maxQuietSteps how many there may be.
+	// maxQuiet and maxQuietSteps how many there may be: most are of grants that no pod can use,
+	// which are given back and asked for again.
 	quietFor      = time.Minute
 	maxQuiet      = 20
-	maxQuietSteps = 300
+	maxQuietSteps = 330
 )
 
 // result of one schedule.
