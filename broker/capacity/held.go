@@ -169,11 +169,5 @@ func Amount(c broker.HeldCapacity) string {
 
 // Grew reports whether there is more of any resource.
 func Grew(before, after broker.ResourceQuantities) bool {
-	had := before.List()
-	for name, amount := range after.List() {
-		if have := had[name]; amount.Cmp(have) > 0 {
-			return true
-		}
-	}
-	return false
+	return ceilOf(&after).FitsIn(ceilOf(&before)) == 0
 }

@@ -2,6 +2,7 @@ package capacity_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -33,6 +34,20 @@ func TestRounding(t *testing.T) {
 	}
 	if got := capacity.Ceil(expect.Resources("memory", "9Ei")); got["memory"] <= 0 {
 		t.Errorf("a huge amount must not overflow, got %v", got)
+	}
+}
+
+// TestAdd: sums end at the largest amounts, and what is below zero stays below.
+func TestAdd(t *testing.T) {
+	const most = math.MaxInt64
+	for _, tc := range []struct{ have, amount, n, want int64 }{
+		{5, 3, 2, 11}, {5, 3, -1, 2}, {1, 3, -1, -2}, {-5, 1, -1, -6}, {-5, 1, 1, -4}, {-5, 10, 2, 15},
+		{most, 1, 1, most}, {most - 1, 1, 1, most}, {1, most, 2, most}, {-5, most, 1, most - 5}, {-5, most, -1, -most}, {most, most, -1, 0}, {-most, 1, -1, -most}, {7, 0, -3, 7},
+	} {
+		v := capacity.Vector{"cpu": tc.have}
+		if v.Add(capacity.Vector{"cpu": tc.amount}, tc.n); v["cpu"] != tc.want {
+			t.Errorf("%d and %d times %d: got %d, want %d", tc.have, tc.n, tc.amount, v["cpu"], tc.want)
+		}
 	}
 }
 

@@ -17,6 +17,9 @@ import (
 // resource is zero.
 type Vector map[corev1.ResourceName]int64
 
+// Unit is one unit of a resource in a Vector: one core, byte, device or pod.
+const Unit = 1000
+
 // Floor is a free amount, rounded down.
 func Floor(list corev1.ResourceList) Vector { return vectorOf(list, false) }
 
@@ -52,7 +55,7 @@ func vectorOf(list corev1.ResourceList, up bool) Vector {
 }
 
 func milli(q resource.Quantity, up bool) int64 {
-	if q.CmpInt64(math.MaxInt64/1000) >= 0 {
+	if q.CmpInt64(math.MaxInt64/Unit) >= 0 {
 		return math.MaxInt64
 	}
 	m := q.MilliValue() // rounds up
@@ -73,12 +76,16 @@ func (v Vector) FitsIn(free Vector) int64 {
 	return n
 }
 
-// Add adds n times amount to v in place, and stops at math.MaxInt64.
+// Add adds n times amount, which is not below zero, to v in place, and stops at math.MaxInt64 and
+// its negative. v may be below zero: more can be in use than there is.
 func (v Vector) Add(amount Vector, n int64) {
 	for name, a := range amount {
 		switch {
-		case a > 0 && n > (math.MaxInt64-v[name])/a:
+		case a == 0 || n == 0:
+		case n > 0 && a > (math.MaxInt64-max(v[name], 0))/n:
 			v[name] = math.MaxInt64
+		case n < 0 && a > (math.MaxInt64+min(v[name], 0))/-n:
+			v[name] = -math.MaxInt64
 		default:
 			v[name] += n * a
 		}
@@ -175,8 +182,8 @@ func (v Vector) quantity(name corev1.ResourceName) resource.Quantity {
 	if name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 		format = resource.BinarySI
 	}
-	if v[name]%1000 == 0 {
-		return *resource.NewQuantity(v[name]/1000, format)
+	if v[name]%Unit == 0 {
+		return *resource.NewQuantity(v[name]/Unit, format)
 	}
 	return *resource.NewMilliQuantity(v[name], format)
 }
