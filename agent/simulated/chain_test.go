@@ -33,11 +33,11 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	agent "github.com/spillway-dev/spillway/agent/simulated"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 func TestMain(m *testing.M) {
@@ -170,7 +170,7 @@ func (c *chain) growsAndShrinks() {
 // isDeletedInUse: no new pod may use it, those that remain are counted, and it is gone when
 // they have ended, at the consumer and at the provider.
 func (c *chain) isDeletedInUse() {
-	pod := c.consumer.podOn(broker.VirtualNodeName(c.provider.id), "pooled-"+c.name, map[string]string{broker.LabelHold: demand.HoldLabel(c.id)})
+	pod := c.consumer.podOn(broker.VirtualNodeName(c.provider.id), "pooled-"+c.name, map[string]string{broker.LabelHold: charge.Label(c.id)})
 	guest := c.provider.podOn("worker", "guest-"+c.name, map[string]string{agent.LabelConsumer: c.consumer.id})
 	r := c.reservation()
 	expect.EventuallyWithin(c, patience, "its use to be known", func() (bool, string) {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // Clock returns the current time. k8s.io/utils/clock has real and fake ones.
@@ -57,11 +58,7 @@ func (r *Request) Unit() (each corev1.ResourceList, n int32) {
 	if len(r.PodSets) == 1 {
 		return r.PodSets[0].Requests.List(), r.PodSets[0].Count
 	}
-	each = corev1.ResourceList{}
-	for _, set := range r.PodSets {
-		broker.AddTo(each, broker.Times(set.Requests.List(), set.Count))
-	}
-	return each, 1
+	return capacity.OfPodSets(r.PodSets).Totals.List(), 1
 }
 
 // Limited returns the request for n of its units.

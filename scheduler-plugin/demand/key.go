@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
@@ -234,21 +235,13 @@ func ShapeOf(pod *corev1.Pod) (hash string, set broker.PodSet) {
 		return bound, set
 	}
 	// Amounts are hashed as numbers: "1" and "1000m" are equal.
-	amounts := map[corev1.ResourceName]int64{}
-	for name, amount := range set.Requests.List() {
-		if name == corev1.ResourceCPU {
-			amounts[name] = amount.MilliValue()
-		} else {
-			amounts[name] = amount.Value()
-		}
-	}
 	raw, err := json.Marshal(struct {
-		Amounts      map[corev1.ResourceName]int64
+		Amounts      capacity.Vector
 		NodeSelector map[string]string
 		NodeAffinity *corev1.NodeSelector
 		Tolerations  []corev1.Toleration
 		PodSecurity  string
-	}{amounts, set.NodeSelector, set.NodeAffinity, set.Tolerations, set.PodSecurity})
+	}{capacity.Ceil(set.Requests.List()), set.NodeSelector, set.NodeAffinity, set.Tolerations, set.PodSecurity})
 	if err != nil {
 		// Strings, numbers and maps of them cannot fail to marshal.
 		panic(err)
@@ -308,16 +301,6 @@ func (k Key) Name(ownerName string) string {
 		ownerName = strings.TrimRight(ownerName[:maxLength], "-.")
 	}
 	return ownerName + "-" + digest(string(k.OwnerUID) + "/" + k.Shape)[:8]
-}
-
-// HoldLabel returns the value of label broker.LabelHold for a reservation ID: the
-// ID itself, or a prefix and a hash of one that is too long for a label.
-func HoldLabel(id string) string {
-	const maxLength = 63
-	if len(id) <= maxLength {
-		return id
-	}
-	return strings.TrimRight(id[:maxLength-17], "-.") + "-" + digest(id)[:16]
 }
 
 func digest(s string) string {

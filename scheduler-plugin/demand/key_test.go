@@ -265,13 +265,6 @@ func TestNames(t *testing.T) {
 	if other := (demand.Key{Namespace: "shop", OwnerUID: "u", Shape: "t"}); other.Name("web") == key.Name("web") {
 		t.Error("two shapes share a name")
 	}
-	short, id := "rome-0b6e", "rome-"+strings.Repeat("0123456789", 7)
-	if demand.HoldLabel(short) != short {
-		t.Error("an ID that fits a label was changed")
-	}
-	if errs := validation.IsValidLabelValue(demand.HoldLabel(id)); len(errs) > 0 || demand.HoldLabel(id) == demand.HoldLabel(id+"x") {
-		t.Errorf("%q: %v", demand.HoldLabel(id), errs)
-	}
 }
 
 // Pods with pod-level resources stay at home where guests would have none.

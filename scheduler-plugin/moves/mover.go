@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
@@ -411,7 +412,7 @@ func (m *Mover) record(pod *corev1.Pod, eventType, reason, message string) {
 		return
 	}
 	for _, reservation := range all {
-		if demand.HoldLabel(reservation.Status.ID) != pod.Labels[broker.LabelHold] {
+		if charge.Label(reservation.Status.ID) != pod.Labels[broker.LabelHold] {
 			continue
 		}
 		var object runtime.Object = &corev1.ObjectReference{APIVersion: broker.GroupVersion.String(), Kind: "Reservation",

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
@@ -703,7 +704,7 @@ func (p *Plugin) grantedTo(pod *corev1.Pod, s *cycleState, provider, hold string
 		return nil // the index exists
 	}
 	for _, r := range all {
-		if slots := usage.StateOf(r, "").Slots; demand.HoldLabel(r.Status.ID) == hold && slots[provider] > 0 {
+		if slots := usage.StateOf(r, "").Slots; charge.Label(r.Status.ID) == hold && slots[provider] > 0 {
 			e := request.Granted(r, slots)
 			return &e
 		}

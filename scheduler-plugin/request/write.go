@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
@@ -164,7 +165,7 @@ func (c *Controller) gather(request demand.Request) input {
 	if r := in.current; r != nil {
 		if r.DeletionTimestamp != nil && c.Clock.Since(r.DeletionTimestamp.Time) > deletedWithin {
 			for i := range r.Status.Allocations {
-				in.users += c.Placements.UsersOf(namespace, broker.VirtualNodeName(r.Status.Allocations[i].Cluster), demand.HoldLabel(r.Status.ID))
+				in.users += c.Placements.UsersOf(namespace, broker.VirtualNodeName(r.Status.Allocations[i].Cluster), charge.Label(r.Status.ID))
 			}
 		}
 		covered, in.outdated = coversPods(r, request), request.Key.IsGang() && c.isOutdated(r, request)

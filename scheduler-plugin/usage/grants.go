@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -214,7 +215,7 @@ func (c *GrantCache) Get(key demand.Key) *Grants {
 				g = &Grants{Key: key, Slots: map[string]int32{}, Charges: map[string][]Charge{}, most: map[string]int32{}}
 			}
 			g.Slots[cluster] += n
-			label := demand.HoldLabel(byName[name].id)
+			label := charge.Label(byName[name].id)
 			g.Charges[cluster] = append(g.Charges[cluster], Charge{label, n})
 			g.most[label] = byName[name].Most
 			if at := byName[name].changedAt; at.After(g.ChangedAt) {

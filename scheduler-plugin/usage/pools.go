@@ -17,6 +17,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -321,7 +322,7 @@ func (c *PoolCache) poolOf(in *broker.ReservationInstruction) *Pool {
 	}
 	spec := &in.Spec
 	p := &Pool{
-		Reservation: spec.ReservationName, Hold: demand.HoldLabel(spec.ReservationName), Provider: spec.TargetClusterID, Price: spec.PricePerHour,
+		Reservation: spec.ReservationName, Hold: charge.Label(spec.ReservationName), Provider: spec.TargetClusterID, Price: spec.PricePerHour,
 		namespaces: spec.Namespaces, unmapped: in.Status.UnmappedNamespaces, fromHub: spec.FromHub(), selector: labels.Everything(),
 		restricted: spec.PodSecurity == broker.PodSecurityRestricted,
 	}

@@ -12,9 +12,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // markGuests marks the guests of a consumer that must leave with condition PodMustLeave,
@@ -22,11 +22,11 @@ import (
 // marks of other guests are removed. Some are written at a time, as places are handed over. It
 // is to be repeated while exposed guests run, and soon if more are to be written.
 func (r *Reconciler) markGuests(ctx context.Context, in input, consumer string) (exposed, more bool, err error) {
-	var promises []usage.Promise
+	var promises []charge.Promise
 	for _, of := range in.Instructions {
 		if of.Spec.RequesterClusterID == consumer {
 			// A larger hold that is being tried may be refused: what was accepted counts.
-			promises = append(promises, usage.PromiseOf(of, *cmp.Or(of.Status.Accepted, instruction.Held(of), &broker.HeldCapacity{})))
+			promises = append(promises, charge.PromiseOf(of, *cmp.Or(of.Status.Accepted, instruction.Held(of), &broker.HeldCapacity{})))
 		}
 	}
 	guests := in.observed.Places(consumer)

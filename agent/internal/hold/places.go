@@ -19,11 +19,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
@@ -96,7 +96,7 @@ const maxMoved = 64
 // ensurePlaces makes the placeholders of a consumer those that its holds need beside those
 // that moveGuests hands over, which is to be called next. It returns the states of the
 // holds, by UID.
-func (r *Reconciler) ensurePlaces(ctx context.Context, in input, promises []usage.Promise) (map[types.UID]placeholder.State, error) {
+func (r *Reconciler) ensurePlaces(ctx context.Context, in input, promises []charge.Promise) (map[types.UID]placeholder.State, error) {
 	began := r.Clock.Now()
 	observed := in.observed.Places(in.Consumer)
 	pods := r.places.placeholders(observed.Placeholders, in.Consumer, began)
@@ -298,7 +298,7 @@ func (r *Reconciler) prove(ctx context.Context, in input, decisions []verdict.De
 		return verdict.Account(decisions), nil
 	}
 	for tries, refused := 0, true; refused && tries < 2; tries++ {
-		var promises []usage.Promise
+		var promises []charge.Promise
 		for _, d := range decisions {
 			promises = append(promises, d.Promise())
 		}

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // GuestRecognizer returns the consumer that a pod runs for; ok is false for the
@@ -36,17 +37,10 @@ func observedHolds(used map[string]corev1.ResourceList, guests map[string]int32)
 	return out
 }
 
-// Guest is what a guest requests, and the value of its label broker.LabelHold: what the consumer
-// says whose hold it uses.
-type Guest struct {
-	Requests corev1.ResourceList
-	Hold     string
-}
-
 // Guests are the guests of one consumer that have not finished.
 type Guests struct {
 	// Placed are those on a node whose capacity is offered.
-	Placed []Guest
+	Placed []charge.Guest
 	// Active is what all of them request, one by one.
 	Active []corev1.ResourceList
 }
@@ -59,8 +53,8 @@ type Places struct {
 }
 
 // Guest returns the guest Guests[i].
-func (p Places) Guest(i int) Guest {
-	return Guest{p.Requests[i], p.Guests[i].Labels[broker.LabelHold]}
+func (p Places) Guest(i int) charge.Guest {
+	return charge.Guest{Requests: p.Requests[i], Label: p.Guests[i].Labels[broker.LabelHold]}
 }
 
 // Runs reports whether the pods that are bound to a node (nil for none) run there.

@@ -21,6 +21,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // Tracker keeps what the nodes have free and what uses them, so that the cost of a
@@ -351,7 +352,7 @@ func (t *Tracker) Guests() map[string]Guests {
 			tracked := pods[key]
 			guests.Active = append(guests.Active, tracked.requests)
 			if n := t.nodes[tracked.pod.Spec.NodeName]; n != nil && t.recognizer.Eligible(n) {
-				guests.Placed = append(guests.Placed, Guest{tracked.requests, tracked.pod.Labels[broker.LabelHold]})
+				guests.Placed = append(guests.Placed, charge.Guest{Requests: tracked.requests, Label: tracked.pod.Labels[broker.LabelHold]})
 			}
 		}
 		out[consumer] = guests

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // State is for how many pods of a hold the scheduler has found a place.
@@ -157,16 +158,7 @@ func (s State) Without(held broker.HeldCapacity) broker.HeldCapacity {
 	out := *held.DeepCopy()
 	left := out.Totals.List()
 	for _, m := range s.Missing {
-		gone := broker.Times(m.Set.Requests.List(), m.Set.Count)
-		for name, amount := range left {
-			if lost, ok := gone[name]; ok {
-				amount.Sub(lost)
-				if amount.Sign() < 0 {
-					amount.Set(0)
-				}
-				left[name] = amount
-			}
-		}
+		capacity.Subtract(left, broker.Times(m.Set.Requests.List(), m.Set.Count))
 		lost := m.Set.Count
 		for i := range out.PodSets {
 			if set := &out.PodSets[i]; lost > 0 && keyOf(*set) == keyOf(m.Set) {

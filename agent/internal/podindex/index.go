@@ -254,11 +254,7 @@ func (x *Index) add(name types.NamespacedName, p *trackedPod) {
 		break
 	}
 	g.pods[name], g.member = p, p.pod
-	for resource, amount := range p.requests {
-		sum := g.requests[resource]
-		sum.Add(amount)
-		g.requests[resource] = sum
-	}
+	broker.AddTo(g.requests, p.requests)
 }
 
 func (x *Index) remove(name types.NamespacedName, p *trackedPod) {

@@ -4,14 +4,30 @@ import (
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
+// Pod is what decides which hold the pods use. Those that wait use none yet: their label is their
+// author's.
+func (g Group) Pod(resolve demand.Resolve) charge.Pod[demand.Key] {
+	pod := charge.Pod[demand.Key]{Namespace: g.Namespace}
+	if g.Use != Waits {
+		pod.Label = g.Hold
+	}
+	owner, ok := demand.OwnerOf(g.Member, resolve)
+	if ok {
+		pod.Key, pod.Keyed = demand.Key{Namespace: g.Namespace, OwnerUID: owner.UID, Shape: g.Shape}.OfReservation(), true
+	}
+	return pod
+}
+
 // ServedBy returns the groups of pods on virtual nodes, and of those that wait if they may get one
-// (optedIn), that belong to a Reservation with a key, without what they request.
+// (optedIn), that may use a Reservation with a key, without what they request. Those on virtual
+// nodes may use another one.
 func (x *Index) ServedBy(reservation *broker.Reservation, key demand.Key, optedIn bool, resolve demand.Resolve) []Group {
 	return slices.DeleteFunc(x.candidatesWith(candidatesFor(reservation, key)...), func(g Group) bool {
-		return g.Use == Waits && !optedIn || !g.belongsTo(reservation, key, resolve)
+		return g.Use == Waits && !optedIn || !g.mayUse(reservation, key, resolve)
 	})
 }
 
@@ -22,18 +38,13 @@ func candidatesFor(reservation *broker.Reservation, key demand.Key) []candidateK
 		candidates[0] = candidateKey{namespace: key.Namespace, gang: key.OwnerUID}
 	}
 	if reservation.Status.ID != "" {
-		candidates = append(candidates, candidateKey{namespace: key.Namespace, hold: demand.HoldLabel(reservation.Status.ID)})
+		candidates = append(candidates, candidateKey{namespace: key.Namespace, hold: charge.Label(reservation.Status.ID)})
 	}
 	return candidates
 }
 
-// belongsTo reports whether pods have the key of a Reservation. Pods whose owner is gone
-// belong to it by their hold label.
-func (g Group) belongsTo(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
-	owner, ok := demand.OwnerOf(g.Member, resolve)
-	if !ok {
-		return reservation.Status.ID != "" && g.Hold == demand.HoldLabel(reservation.Status.ID)
-	}
-	// Those of a gang belong to it whatever their shape.
-	return owner.UID == key.OwnerUID && (key.IsGang() || g.Shape == key.Shape)
+// mayUse reports whether pods have the key of a Reservation, or its label.
+func (g Group) mayUse(reservation *broker.Reservation, key demand.Key, resolve demand.Resolve) bool {
+	pod := g.Pod(resolve)
+	return pod.Keyed && pod.Key == key || pod.Label != "" && pod.Label == charge.Label(reservation.Status.ID)
 }

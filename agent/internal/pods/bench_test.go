@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -201,7 +202,7 @@ func (c *crowd) pod(i, deployment int) *corev1.Pod {
 	case i%15 > 5:
 		pod.Spec.NodeName = broker.VirtualNodeName(fmt.Sprint("p", i%2+1))
 		pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, ptr.To(metav1.Now())
-		pod.Labels[broker.LabelHold] = demand.HoldLabel("home-" + name)
+		pod.Labels[broker.LabelHold] = charge.Label("home-" + name)
 	}
 	trimmed, _ := inventory.TrimPod(pod)
 	return trimmed.(*corev1.Pod)

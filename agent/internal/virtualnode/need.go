@@ -2,6 +2,7 @@ package virtualnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -44,25 +46,28 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	}
 	shapes, onNode := map[string]bool{}, map[string]int32{}
 	optedIn := namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled
-	byHand := sync.OnceValues(func() (map[string]bool, error) { return r.byHand(ctx) })
-	for _, g := range r.Pods.ServedBy(reservation, key, optedIn, r.ResolveOwners(ctx)) {
-		switch g.Use {
-		case podindex.Waits:
+	var failed error
+	resolve, claims := r.ResolveOwners(ctx), map[string]*claim{}
+	for _, g := range r.Pods.ServedBy(reservation, key, optedIn, resolve) {
+		switch {
+		case g.Use == podindex.Waits:
 			need.Pending = append(need.Pending, r.Pods.Members(g.Key)...)
 			shapes[g.Shape] = true
-		case podindex.Runs:
-			if g.Hold != "" && g.Hold != demand.HoldLabel(reservation.Status.ID) {
-				// What is charged to a Reservation made by hand uses that instead.
-				holds, err := byHand()
-				if err != nil {
-					return need, err
-				}
-				if holds[g.Hold] {
-					continue
-				}
+		case g.Use == podindex.Runs:
+			if claims[g.Node] == nil {
+				claims[g.Node] = &claim{key: key, label: charge.Label(reservation.Status.ID), others: sync.OnceValue(func() *charge.Index[demand.Key] {
+					grants, err := r.grants(ctx, r.client, podindex.ProviderOf(g.Node))
+					failed = errors.Join(failed, err)
+					return holdsOf(grants)
+				})}
 			}
-			onNode[g.Node] += g.Count
+			if own, _ := charge.Of(g.Pod(resolve), claims[g.Node]); own {
+				onNode[g.Node] += g.Count
+			}
 		}
+	}
+	if failed != nil {
+		return need, failed
 	}
 	for node, pods := range onNode {
 		provider, err := BoundTo(ctx, r.client, node)
@@ -78,6 +83,35 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	}
 	return need, nil
 }
+
+// claim finds what the pods on a virtual node use as far as it concerns one Reservation: true for
+// that, whether or not it is granted there, and false for others of the grants there, which are read
+// only if they matter.
+type claim struct {
+	key    demand.Key
+	label  string
+	others func() *charge.Index[demand.Key]
+}
+
+// ByHand implements charge.Holds.
+func (c *claim) ByHand(label string) (own, ok bool) {
+	if label != c.label {
+		_, ok = c.others().ByHand(label)
+	}
+	return false, ok
+}
+
+// OfKey implements charge.Holds.
+func (c *claim) OfKey(key demand.Key, label string) (own, ok bool) {
+	if key == c.key {
+		return true, true
+	}
+	_, ok = c.others().OfKey(key, label)
+	return false, ok
+}
+
+// Named implements charge.Holds.
+func (c *claim) Named(_, label string) (own, ok bool) { return true, label == c.label }
 
 // isOutdated reports whether a gang's Reservation, which no pod runs with, was made for pods
 // that have come back with other requests: it lacks the shape of a pod, and has one that no

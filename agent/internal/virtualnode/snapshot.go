@@ -14,6 +14,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -49,33 +50,19 @@ func (s *Snapshot) boundPods(instruction types.UID) int32 {
 	return s.Grants[i].Bound.Count
 }
 
-// grantOf finds the grant that pods use: the one made by hand that their hold label
-// names, or else that of their key, or else the one of their namespace that the label names.
-// A pod uses what it was bound for, also when that serves its namespace or labels no more:
-// the scheduler plugin counts in the same way, and the label of a bound pod never changes.
-func (s *Snapshot) grantOf(pods podindex.Group, resolve demand.Resolve) *Grant {
-	named := func(g Grant) bool {
-		return pods.Hold != "" && pods.Hold == demand.HoldLabel(g.Instruction.Spec.ReservationName)
-	}
-	if i := slices.IndexFunc(s.Grants, func(g Grant) bool { return named(g) && g.ByHand() }); i >= 0 {
-		return &s.Grants[i]
-	}
-	if owner, ok := demand.OwnerOf(pods.Member, resolve); ok {
-		key := demand.Key{Namespace: pods.Namespace, OwnerUID: owner.UID, Shape: pods.Shape}
-		for i := range s.Grants {
-			if reservation := s.Grants[i].Reservation; reservation != nil {
-				if k, keyed := demand.KeyOfReservation(reservation); keyed && k == key.OfReservation() {
-					return &s.Grants[i]
-				}
-			}
+// holdsOf returns the grants as what pods may use.
+func holdsOf(grants []Grant) *charge.Index[demand.Key] {
+	holds := make([]charge.Hold[demand.Key], len(grants))
+	for i, g := range grants {
+		holds[i] = charge.Hold[demand.Key]{Namespace: g.Instruction.Spec.SourceNamespace, Label: charge.Label(g.Instruction.Spec.ReservationName), ByHand: g.ByHand()}
+		if g.Reservation == nil {
+			continue
+		}
+		if key, keyed := demand.KeyOfReservation(g.Reservation); keyed {
+			holds[i].Key = key
 		}
 	}
-	for i := range s.Grants {
-		if named(s.Grants[i]) && s.Grants[i].Instruction.Spec.SourceNamespace == pods.Namespace {
-			return &s.Grants[i]
-		}
-	}
-	return nil
+	return charge.NewIndex(holds)
 }
 
 // gather reads a Snapshot. Instructions and bound pods come from the given
@@ -102,8 +89,15 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 	if err := index.WaitSynced(ctx); err != nil {
 		return nil, err
 	}
-	resolve := r.ResolveOwners(ctx)
-	for _, group := range index.OnNode(nodeName) {
+	s.Count(index, r.ResolveOwners(ctx))
+	s.Node, err = ReadNode(ctx, r.client, provider)
+	return s, err
+}
+
+// Count adds the pods on the virtual node to the grants that they use.
+func (s *Snapshot) Count(index *podindex.Index, resolve demand.Resolve) {
+	holds := holdsOf(s.Grants)
+	for _, group := range index.OnNode(broker.VirtualNodeName(s.Provider)) {
 		pods := Pods{Count: group.Count, Requests: group.Requests, Namespaces: []string{group.Namespace}, list: []func() []*corev1.Pod{func() []*corev1.Pod { return index.Members(group.Key) }}}
 		switch group.Use {
 		case podindex.Daemon:
@@ -111,15 +105,13 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		case podindex.Ended:
 			s.Finished.add(pods)
 		case podindex.Runs:
-			if g := s.grantOf(group, resolve); g != nil {
-				g.Bound.add(pods)
+			if i, ok := charge.Of(group.Pod(resolve), holds); ok {
+				s.Grants[i].Bound.add(pods)
 			} else {
 				s.Ungranted.add(pods)
 			}
 		}
 	}
-	s.Node, err = ReadNode(ctx, r.client, provider)
-	return s, err
 }
 
 // readIndex returns an Index of the pods that are on a node now.
@@ -148,25 +140,6 @@ func (r *Reconciler) optedIn(ctx context.Context) (names []string, err error) {
 	}
 	slices.Sort(names)
 	return names, nil
-}
-
-// byHand returns the hold labels of pods that use a Reservation made by hand.
-func (r *Reconciler) byHand(ctx context.Context) (holds map[string]bool, err error) {
-	instructions, err := r.instructions(ctx, r.client, func(broker.ReservationInstructionSpec) bool { return true })
-	if err != nil {
-		return nil, err
-	}
-	holds = map[string]bool{}
-	for i := range instructions {
-		g := Grant{Instruction: &instructions[i]}
-		if g.Reservation, err = r.reservationOf(ctx, g.Instruction); err != nil {
-			return nil, err
-		}
-		if g.ByHand() {
-			holds[demand.HoldLabel(g.Instruction.Spec.ReservationName)] = true
-		}
-	}
-	return holds, nil
 }
 
 // grants reads a provider's instructions and the Reservations that they are for.

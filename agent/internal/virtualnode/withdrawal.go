@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +16,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // withdrawn reports whether the provider has withdrawn a part of the grant and pods may
@@ -29,8 +29,9 @@ func (g Grant) withdrawn() bool {
 
 // Beyond returns the bound pods that are beyond the grant, those that are to leave first
 // at the beginning: pods that are already terminating, that the provider has marked, that
-// are not Ready, then those of the lowest priority, then the newest. Of a grant of several pod sets, each set keeps its
-// own pods, if all pods request what one of the sets does.
+// are not Ready, then those of the lowest priority, then the newest. The others have a place as
+// the provider counts them, the largest first. If there are pods that fit no pod set, such as
+// those that were resized, pods count by their number.
 func (g Grant) Beyond() []*corev1.Pod {
 	pods := g.Bound.all()
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
@@ -41,14 +42,25 @@ func (g Grant) Beyond() []*corev1.Pod {
 		)
 	})
 	granted := g.granted()
-	if len(granted.PodSets) == 0 {
-		return beyondTotal(granted.Totals.List(), pods)
+	used := charge.New([]charge.Promise{{Held: granted}})
+	stays := slices.Clone(pods)
+	slices.Reverse(stays) // those that leave last choose first
+	if len(granted.PodSets) > 0 {
+		if slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return !used.Fits(guest(pod)) }) {
+			return pods[:max(0, len(pods)-int(granted.Pods()))]
+		}
+		slices.SortStableFunc(stays, func(a, b *corev1.Pod) int {
+			return capacity.Compare(capacity.Ceil(inventory.Requests(b)), capacity.Ceil(inventory.Requests(a)))
+		})
 	}
-	if beyond, ok := beyondSets(granted.PodSets, pods); ok {
-		return beyond
+	kept := map[*corev1.Pod]bool{}
+	for _, pod := range stays {
+		_, kept[pod] = used.Take(guest(pod))
 	}
-	return pods[:max(0, len(pods)-int(granted.Pods()))]
+	return slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { return kept[pod] })
 }
+
+func guest(pod *corev1.Pod) charge.Guest { return charge.Guest{Requests: inventory.Requests(pod)} }
 
 // before orders what is true before what is not.
 func before(a, b bool) int {
@@ -60,57 +72,6 @@ func before(a, b bool) int {
 	default:
 		return 1
 	}
-}
-
-// beyondSets returns the pods beyond each set; ok is false if the requests of a pod are
-// those of no set.
-func beyondSets(sets []broker.PodSet, pods []*corev1.Pod) (beyond []*corev1.Pod, ok bool) {
-	left := make([]int32, len(sets))
-	for i := range sets {
-		left[i] = sets[i].Count
-	}
-	// Those that leave last choose first.
-	for _, pod := range slices.Backward(pods) {
-		requests, known, kept := inventory.Requests(pod), false, false
-		for i := range sets {
-			if !equality.Semantic.DeepEqual(capacity.Ceil(requests), capacity.Ceil(sets[i].Requests.List())) {
-				continue
-			}
-			known = true
-			if left[i] > 0 {
-				left[i]--
-				kept = true
-				break
-			}
-		}
-		switch {
-		case !known:
-			return nil, false
-		case !kept:
-			beyond = append(beyond, pod)
-		}
-	}
-	slices.Reverse(beyond)
-	return beyond, true
-}
-
-// beyondTotal returns the pods that do not fit a divisible total beside those that leave
-// later.
-func beyondTotal(total corev1.ResourceList, pods []*corev1.Pod) (beyond []*corev1.Pod) {
-	if len(total) == 0 {
-		return pods
-	}
-	left := capacity.Floor(total)
-	for _, pod := range slices.Backward(pods) {
-		requests := capacity.Ceil(inventory.Requests(pod))
-		if requests.FitsIn(left) > 0 {
-			left.Add(requests, -1)
-		} else {
-			beyond = append(beyond, pod)
-		}
-	}
-	slices.Reverse(beyond)
-	return beyond
 }
 
 // Ready reports whether a pod is Ready.

@@ -60,6 +60,8 @@ func TestBeyond(t *testing.T) {
 		"terminating":    {"one that leaves already is the first", grant(1, small, with(virtualnode.SumOf(guestPod("old", 1, small, terminating), three[1]))), "old"},
 		"two sets":       {"a set loses its own pods", grant(0, nil, with(virtualnode.SumOf(append([]*corev1.Pod{guestPod("leader", 9, large)}, three...)...)), twoSets), "new"},
 		"zeros":          {"an amount of zero is no other request", grant(0, nil, with(virtualnode.SumOf(guestPod("leader", 9, without), three[0], three[1], three[2])), twoSets), "new"},
+		"a larger place": {"a pod uses the place of a larger one that none uses, as at the provider", grant(0, nil, with(virtualnode.SumOf(three...)), twoSets), ""},
+		"smaller pods":   {"those that are smaller than all sets have a place each", grant(2, large, with(virtualnode.SumOf(three...))), "new"},
 		"other requests": {"pods that are not as any set count by number", grant(2, small, with(virtualnode.SumOf(guestPod("resized", 1, large), three[1], three[2]))), "new"},
 		"total":          {"what fits stays, the newest leaves", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(expect.Resources("cpu", "700m"))), "new"},
 		"no total":       {"nothing remains", grant(0, nil, with(virtualnode.SumOf(three...)), divisible(nil)), "new mid old"},

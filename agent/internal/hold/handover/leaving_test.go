@@ -14,9 +14,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -46,9 +46,9 @@ func guestsOn(all ...string) (out inventory.Places) {
 }
 
 // promises are holds, the first with label "r1", the next with "r2".
-func promises(held ...broker.HeldCapacity) (out []usage.Promise) {
+func promises(held ...broker.HeldCapacity) (out []charge.Promise) {
 	for i, h := range held {
-		out = append(out, usage.Promise{Name: fmt.Sprint("r", i+1), Held: h})
+		out = append(out, charge.Promise{Name: fmt.Sprint("r", i+1), Held: h})
 	}
 	return out
 }

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // reportAfter is how long a guest waits before an event says that there is no place for it: the
@@ -23,7 +23,7 @@ const reportAfter = 10 * time.Second
 // Input is what the places of one consumer are planned on.
 type Input struct {
 	Consumer string
-	Promises []usage.Promise
+	Promises []charge.Promise
 	// Guests of the consumer, and its placeholders that exist.
 	Guests       inventory.Places
 	Placeholders []*corev1.Pod
@@ -81,7 +81,7 @@ func Gated(pod *corev1.Pod) bool {
 type planner struct {
 	Input
 	// usage of the promises by the guests that have a place, or are nominated to one.
-	usage *usage.Usage
+	usage *charge.Usage
 	// expected are the numbers of guests nominated to nodes.
 	expected map[string]int
 	// free are the placeholders that guests do not take, leaving the others. before is what is
@@ -94,7 +94,7 @@ type planner struct {
 // Make plans the places of a consumer: each guest that waits takes one, and the placeholders
 // beside them become those that the promises need.
 func Make(in Input) Plan {
-	p := &planner{Input: in, usage: usage.New(in.Promises), expected: map[string]int{}, free: in.Placeholders}
+	p := &planner{Input: in, usage: charge.New(in.Promises), expected: map[string]int{}, free: in.Placeholders}
 	p.plan.Reported = sets.Set[types.UID]{}
 	if waiting := p.placed(); len(waiting) > 0 {
 		p.match(waiting)
@@ -143,26 +143,24 @@ func (p *planner) placed() (waiting []int) {
 // wait until the first have ended.
 func (p *planner) match(waiting []int) {
 	p.before = p.usage.Unused()
-	places, left := placeholder.NewPlaces(p.free), p.usage.Left()
+	places := placeholder.NewPlaces(p.free)
 	for _, i := range waiting {
 		pod, guest := p.Guests.Guests[i], p.Guests.Guest(i)
-		p.usage.Add(guest)
-		with := p.usage.Left()
-		share, within := p.usage.ShareOf(left, with)
+		share, within := p.usage.Take(guest)
 		if within && share.Divisible && capacity.Ceil(guest.Requests).IsZero() {
-			if left = with; Gated(pod) {
+			if Gated(pod) {
 				p.plan.Ungate = append(p.plan.Ungate, pod)
 			}
 			continue
 		}
 		if within {
 			if place, ok := places.Take(guest.Requests, p.part(share), func(node string) bool { return p.suits(pod, p.Node(node)) }); ok {
-				p.plan.Taken, left = append(p.plan.Taken, Taken{pod, place}), with
+				p.plan.Taken = append(p.plan.Taken, Taken{pod, place})
 				p.leaving = append(p.leaving, place.Placeholders...)
 				continue
 			}
+			p.usage.Return(guest)
 		}
-		p.usage.Remove(guest)
 		switch {
 		case !Gated(pod):
 		case p.Reported.Has(pod.UID):
@@ -177,7 +175,7 @@ func (p *planner) match(waiting []int) {
 }
 
 // part is the share of a promise that a guest uses.
-func (p *planner) part(of usage.Share) placeholder.Part {
+func (p *planner) part(of charge.Share) placeholder.Part {
 	part := placeholder.Part{Hold: p.Promises[of.Of].UID, Divisible: of.Divisible}
 	if !of.Divisible {
 		part.Shape = placeholder.ShapeOf(p.Promises[of.Of].Held.PodSets[of.At])
@@ -207,7 +205,7 @@ func (p *planner) needs() (out []placeholder.Hold) {
 // offered, such as cordoned ones, for which nothing is held beside the others. Which of them
 // that are changes as little as possible. exposed is the number of guests on such nodes or
 // with a mark.
-func Leaving(guests inventory.Places, offered func(node string) bool, promises []usage.Promise) (must map[types.UID]bool, exposed int) {
+func Leaving(guests inventory.Places, offered func(node string) bool, promises []charge.Promise) (must map[types.UID]bool, exposed int) {
 	var on, others []int
 	for i, pod := range guests.Guests {
 		switch {
@@ -225,7 +223,7 @@ func Leaving(guests inventory.Places, offered func(node string) bool, promises [
 	if exposed == 0 {
 		return nil, 0
 	}
-	used := usage.New(promises)
+	used := charge.New(promises)
 	// The consumer lowers the hold that has lost capacity: its guests take none of another one.
 	used.Strict = true
 	for _, i := range others {
@@ -242,16 +240,10 @@ func Leaving(guests inventory.Places, offered func(node string) bool, promises [
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	must = map[types.UID]bool{}
-	left := used.Left()
 	for _, i := range on {
-		used.Add(guests.Guest(i))
-		with := used.Left()
-		if _, within := used.ShareOf(left, with); within {
-			left = with
-			continue
+		if _, within := used.Take(guests.Guest(i)); !within {
+			must[guests.Guests[i].UID] = true
 		}
-		used.Remove(guests.Guest(i))
-		must[guests.Guests[i].UID] = true
 	}
 	return must, exposed
 }

@@ -11,16 +11,16 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/hold/handover"
-	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity/capacitytest"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
+var set, pods, total = capacitytest.Set, capacitytest.Pods, capacitytest.Total
 
 // recognizer knows guests by their namespace's label.
 var recognizer = inventory.Recognizer{
@@ -35,7 +35,7 @@ var recognizer = inventory.Recognizer{
 func input(tracker *inventory.Tracker, held broker.HeldCapacity, now time.Time) handover.Input {
 	places := tracker.Places("rome")
 	return handover.Input{
-		Consumer: "rome", Promises: []usage.Promise{{UID: "r1", Name: "r1", Held: held}}, Guests: places, Placeholders: places.Placeholders,
+		Consumer: "rome", Promises: []charge.Promise{{UID: "r1", Name: "r1", Held: held}}, Guests: places, Placeholders: places.Placeholders,
 		Nominated: func(types.UID) string { return "" }, Node: tracker.Node, Eligible: recognizer.Eligible, Options: placeholder.Options{Namespace: "holds"}, Now: now,
 	}
 }

@@ -1,3 +1,4 @@
+// Package holdtest observes clusters for tests.
 package holdtest
 
 import (

@@ -9,13 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // Input is what the instructions of one consumer are decided on.
@@ -86,7 +86,7 @@ type Decision struct {
 func (d Decision) Instruction() *broker.ProviderInstruction { return d.instruction }
 
 // Promise is what is held from now on.
-func (d Decision) Promise() usage.Promise { return usage.PromiseOf(d.instruction, d.held) }
+func (d Decision) Promise() charge.Promise { return charge.PromiseOf(d.instruction, d.held) }
 
 // Open reports whether it is open whether what is wanted can be held.
 func (d Decision) Open() bool { return d.state == open }
@@ -234,18 +234,18 @@ func (j *judge) refuse(of *broker.ProviderInstruction, want broker.HeldCapacity)
 // unused is the part of the wanted capacity that no guest uses yet (missing), and
 // that of all other promises.
 func (j *judge) unused(of *broker.ProviderInstruction, want broker.HeldCapacity) (missing broker.HeldCapacity, promised []broker.HeldCapacity) {
-	byConsumer := map[string][]usage.Promise{}
+	byConsumer := map[string][]charge.Promise{}
 	for _, other := range j.Instructions {
 		if other.UID != of.UID {
-			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], usage.PromiseOf(other, j.held[other.UID]))
+			byConsumer[other.Spec.RequesterClusterID] = append(byConsumer[other.Spec.RequesterClusterID], charge.PromiseOf(other, j.held[other.UID]))
 		}
 	}
 	// Last, so that guests of none count for the consumer's other promises first, and as
 	// much as possible of this one must fit.
-	byConsumer[j.Consumer] = append(byConsumer[j.Consumer], usage.PromiseOf(of, want))
+	byConsumer[j.Consumer] = append(byConsumer[j.Consumer], charge.PromiseOf(of, want))
 	guests := j.Nodes().Guests
 	for _, consumer := range slices.Sorted(maps.Keys(byConsumer)) {
-		unused := usage.Unused(byConsumer[consumer], guests[consumer].Placed)
+		unused := charge.Unused(byConsumer[consumer], guests[consumer].Placed)
 		if consumer == j.Consumer {
 			missing, unused = unused[len(unused)-1], unused[:len(unused)-1]
 		}

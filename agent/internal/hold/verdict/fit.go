@@ -7,11 +7,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // Loss is what remains of a hold of which a part no longer fits the nodes, and why.
@@ -100,11 +100,11 @@ func unusedOf(standing []*broker.ProviderInstruction, now Nodes) map[types.UID]b
 	}
 	out := map[types.UID]broker.HeldCapacity{}
 	for consumer, own := range byConsumer {
-		var promises []usage.Promise
+		var promises []charge.Promise
 		for _, of := range own {
-			promises = append(promises, usage.PromiseOf(of, *instruction.Held(of)))
+			promises = append(promises, charge.PromiseOf(of, *instruction.Held(of)))
 		}
-		for i, left := range usage.Unused(promises, now.Guests[consumer].Placed) {
+		for i, left := range charge.Unused(promises, now.Guests[consumer].Placed) {
 			out[own[i].UID] = left
 		}
 	}
@@ -181,7 +181,7 @@ func place(packer *capacity.Packer, wanted broker.HeldCapacity) *capacity.Reject
 // addition to a.
 func Covers(a, b broker.HeldCapacity) bool {
 	if len(b.PodSets) == 0 || len(a.PodSets) == 0 {
-		return len(a.PodSets) == len(b.PodSets) && usage.Covers(a.Totals.List(), b.Totals.List()) || b.Empty()
+		return len(a.PodSets) == len(b.PodSets) && capacity.Ceil(b.Totals.List()).FitsIn(capacity.Ceil(a.Totals.List())) > 0 || b.Empty()
 	}
 	return capacity.Sub(b, a).Empty()
 }

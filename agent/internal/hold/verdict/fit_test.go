@@ -11,15 +11,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
 	"github.com/spillway-dev/spillway/agent/internal/hold/verdict"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/capacity/capacitytest"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
+var set, pods, total = capacitytest.Set, capacitytest.Pods, capacitytest.Total
 
 func slot(name string, free corev1.ResourceList, change ...func(*broker.NodeClass)) capacity.Slot {
 	class := &broker.NodeClass{Name: "class-1", Labels: map[string]string{}}

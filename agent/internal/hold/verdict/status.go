@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
@@ -104,7 +103,7 @@ func (e Effect) beyond(total corev1.ResourceList, pods int32) string {
 	for _, requests := range active {
 		used = broker.AddTo(used, requests)
 	}
-	if len(active) <= int(pods) && usage.Covers(total, used) {
+	if len(active) <= int(pods) && capacity.Ceil(used).FitsIn(capacity.Ceil(total)) > 0 {
 		return ""
 	}
 	return fmt.Sprintf("%d pods with %s", len(active), broker.FromList(used))

@@ -29,6 +29,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -246,10 +247,6 @@ func (c *Cluster) Instruct(r *broker.Reservation, provider string, attempt int64
 // InstructSets is Instruct for these pod sets.
 func (c *Cluster) InstructSets(r *broker.Reservation, provider string, attempt int64, sets ...broker.PodSet) {
 	c.Helper()
-	total := corev1.ResourceList{}
-	for _, set := range sets {
-		broker.AddTo(total, broker.Times(set.Requests.List(), set.Count))
-	}
 	in := InstructionOf(r, provider)
 	expect.Eventually(c, "the instruction to be written", func() (bool, string) {
 		exists := c.Exists(in)
@@ -259,7 +256,7 @@ func (c *Cluster) InstructSets(r *broker.Reservation, provider string, attempt i
 		in.Spec = broker.ReservationInstructionSpec{
 			ReservationName: id(r), ReservationUID: types.UID("hub-" + id(r)),
 			SourceNamespace: r.Namespace, SourceName: r.Name, SourceUID: r.UID, TargetClusterID: provider, PeerKey: "key",
-			RequestedResources: broker.FromList(total), PodSets: sets, Attempt: attempt,
+			RequestedResources: capacity.OfPodSets(sets).Totals, PodSets: sets, Attempt: attempt,
 		}
 		var err error
 		if exists {

@@ -1,5 +1,5 @@
-// Package holdtest makes capacities for the tests of holds, and observes clusters.
-package holdtest
+// Package capacitytest makes capacities for tests.
+package capacitytest
 
 import (
 	corev1 "k8s.io/api/core/v1"

@@ -1,4 +1,4 @@
-package usage_test
+package charge_test
 
 import (
 	"fmt"
@@ -8,29 +8,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 
-	"github.com/spillway-dev/spillway/agent/internal/hold/holdtest"
-	"github.com/spillway-dev/spillway/agent/internal/hold/usage"
-	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/capacity/capacitytest"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-var set, pods, total = holdtest.Set, holdtest.Pods, holdtest.Total
+var set, pods, total = capacitytest.Set, capacitytest.Pods, capacitytest.Total
 
 // promises are holds, the first with label "r1", the next with "r2".
-func promises(held ...broker.HeldCapacity) (out []usage.Promise) {
+func promises(held ...broker.HeldCapacity) (out []charge.Promise) {
 	for i, h := range held {
-		out = append(out, usage.Promise{Name: fmt.Sprint("r", i+1), Held: h})
+		out = append(out, charge.Promise{Name: fmt.Sprint("r", i+1), Held: h})
 	}
 	return out
 }
 
 // running are guests, each as the label of its hold, which may be "-" for none, and its CPU.
-func running(guests ...string) (out []inventory.Guest) {
+func running(guests ...string) (out []charge.Guest) {
 	for _, text := range guests {
 		label, cpu, _ := strings.Cut(text, " ")
-		out = append(out, inventory.Guest{Requests: expect.Resources("cpu", cpu), Hold: strings.TrimPrefix(label, "-")})
+		out = append(out, charge.Guest{Requests: expect.Resources("cpu", cpu), Label: strings.TrimPrefix(label, "-")})
 	}
 	return out
 }
@@ -42,7 +41,7 @@ func TestUnused(t *testing.T) {
 	cases := map[string]struct {
 		reason string
 		held   []broker.HeldCapacity
-		guests []inventory.Guest
+		guests []charge.Guest
 		want   string
 	}{
 		"none runs":      {reason: "all is unused", held: []broker.HeldCapacity{pods(set("a", 2, expect.Resources("cpu", "1")))}, want: "2 pods, cpu 2"},
@@ -72,7 +71,7 @@ func TestUnused(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, u := range usage.Unused(promises(tc.held...), tc.guests) {
+			for _, u := range charge.Unused(promises(tc.held...), tc.guests) {
 				got = append(got, fmt.Sprintf("%d pods, %s", u.Pods(), u.Totals))
 			}
 			if strings.Join(got, "; ") != tc.want {
@@ -88,19 +87,19 @@ func TestUnusedInEachResource(t *testing.T) {
 	shapes := pods(set("a", 10, both("100m", "1Gi")))
 	cases := map[string]struct {
 		held  []broker.HeldCapacity
-		guest inventory.Guest
+		guest charge.Guest
 		want  string
 	}{
-		"most of one resource":       {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: both("200m", "7Gi")}, "cpu 1, memory 10Gi"},
-		"one resource only":          {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("memory", "1Gi")}, "cpu 900m, memory 9Gi"},
-		"one that no pod has":        {[]broker.HeldCapacity{shapes}, inventory.Guest{Requests: expect.Resources("nvidia.com/gpu", "1")}, "cpu 1, memory 10Gi"},
-		"a total without it":         {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), shapes}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 4; cpu 1, memory 10Gi"},
-		"another total that has all": {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "6Gi"))}, inventory.Guest{Requests: both("1", "4Gi"), Hold: "r1"}, "cpu 4; memory 2Gi"},
-		"nothing of a total":         {[]broker.HeldCapacity{total(both("1", "2Gi"))}, inventory.Guest{Hold: "r1"}, "cpu 1, memory 2Gi"},
+		"most of one resource":       {[]broker.HeldCapacity{shapes}, charge.Guest{Requests: both("200m", "7Gi")}, "cpu 1, memory 10Gi"},
+		"one resource only":          {[]broker.HeldCapacity{shapes}, charge.Guest{Requests: expect.Resources("memory", "1Gi")}, "cpu 900m, memory 9Gi"},
+		"one that no pod has":        {[]broker.HeldCapacity{shapes}, charge.Guest{Requests: expect.Resources("nvidia.com/gpu", "1")}, "cpu 1, memory 10Gi"},
+		"a total without it":         {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), shapes}, charge.Guest{Requests: both("1", "4Gi"), Label: "r1"}, "cpu 4; cpu 1, memory 10Gi"},
+		"another total that has all": {[]broker.HeldCapacity{total(expect.Resources("cpu", "4")), total(both("1", "6Gi"))}, charge.Guest{Requests: both("1", "4Gi"), Label: "r1"}, "cpu 4; memory 2Gi"},
+		"nothing of a total":         {[]broker.HeldCapacity{total(both("1", "2Gi"))}, charge.Guest{Label: "r1"}, "cpu 1, memory 2Gi"},
 	}
 	for name, tc := range cases {
 		var got []string
-		for _, u := range usage.Unused(promises(tc.held...), []inventory.Guest{tc.guest}) {
+		for _, u := range charge.Unused(promises(tc.held...), []charge.Guest{tc.guest}) {
 			got = append(got, u.Totals.String())
 		}
 		if strings.Join(got, "; ") != tc.want {
@@ -138,9 +137,9 @@ func TestUnusedIsWithinTheGrant(t *testing.T) {
 			}
 			granted.Add(capacity.Ceil(held[i].Totals.List()), 1)
 		}
-		var guests []inventory.Guest
+		var guests []charge.Guest
 		for range rapid.IntRange(0, 20).Draw(t, "guests") {
-			guest := inventory.Guest{Requests: draw("guest", 12), Hold: rapid.SampledFrom([]string{"", "r1", "r2", "gone"}).Draw(t, "label")}
+			guest := charge.Guest{Requests: draw("guest", 12), Label: rapid.SampledFrom([]string{"", "r1", "r2", "gone"}).Draw(t, "label")}
 			if hasPlace(promises(held...), guests, guest) {
 				guests = append(guests, guest)
 			}
@@ -148,7 +147,7 @@ func TestUnusedIsWithinTheGrant(t *testing.T) {
 
 		var before []broker.HeldCapacity
 		for n := range len(guests) + 1 {
-			unused, together := usage.Unused(promises(held...), guests[:n]), capacity.Vector{}
+			unused, together := charge.Unused(promises(held...), guests[:n]), capacity.Vector{}
 			left := capacity.Vector{}
 			for _, guest := range guests[:n] {
 				together.Add(capacity.Ceil(guest.Requests), 1)
@@ -175,13 +174,11 @@ func TestUnusedIsWithinTheGrant(t *testing.T) {
 }
 
 // hasPlace reports whether a guest uses a part of what others leave.
-func hasPlace(promises []usage.Promise, others []inventory.Guest, next inventory.Guest) bool {
-	u := usage.New(promises)
+func hasPlace(promises []charge.Promise, others []charge.Guest, next charge.Guest) bool {
+	u := charge.New(promises)
 	for _, guest := range others {
 		u.Add(guest)
 	}
-	before := u.Left()
-	u.Add(next)
-	_, ok := u.ShareOf(before, u.Left())
+	_, ok := u.Take(next)
 	return ok
 }
