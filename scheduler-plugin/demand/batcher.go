@@ -45,12 +45,7 @@ type Request struct {
 }
 
 // Pods is the number of pods of a request.
-func (r *Request) Pods() (n int32) {
-	for _, set := range r.PodSets {
-		n += set.Count
-	}
-	return n
-}
+func (r *Request) Pods() int32 { return broker.HeldCapacity{PodSets: r.PodSets}.Pods() }
 
 // Unit returns what can be requested at least, and how many of it are: one pod, or all pods
 // of a gang of several shapes.

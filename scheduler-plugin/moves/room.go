@@ -16,6 +16,7 @@ import (
 	schedulerframework "k8s.io/kubernetes/pkg/scheduler/framework"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -194,7 +195,7 @@ func (f *roomFinder) find(pod *corev1.Pod) bool {
 	f.observe()
 	if len(f.waiting) > maxWaiting || !slices.ContainsFunc(f.rooms, func(r usage.Room) bool {
 		need, ok := r.Need(pod)
-		return ok && r.Free.Fits(need) && !f.isAwaited(r)
+		return ok && need.FitsIn(r.Free) > 0 && !f.isAwaited(r)
 	}) {
 		return false
 	}
@@ -223,16 +224,16 @@ func (f *roomFinder) observe() {
 // room there now, or has had it for less than triedWithin. One that has had room for longer is
 // kept from the node by something else, such as a volume, for which returning pods need not wait.
 func (f *roomFinder) isAwaited(r usage.Room) bool {
-	awaited, known := f.awaited[r.Name]
+	awaited, known := f.awaited[r.Node]
 	if !known {
-		node := f.nodes[r.Name]
-		size, fresh := usage.AmountsOf(node.Status.Allocatable), f.mover.Clock.Since(r.ChangedAt) < triedWithin
+		node := f.nodes[r.Node]
+		size, fresh := capacity.Floor(node.Status.Allocatable), f.mover.Clock.Since(r.ChangedAt) < triedWithin
 		awaited = slices.ContainsFunc(f.waiting, func(pod *corev1.Pod) bool {
 			need := usage.PodAmounts(pod)
 			_, gang := demand.GangOf(pod) // it may lack room for others
-			return size.Fits(need) && (fresh || gang || !r.Free.Fits(need)) && usage.NodeAdmits(node, pod)
+			return need.FitsIn(size) > 0 && (fresh || gang || need.FitsIn(r.Free) == 0) && usage.NodeAdmits(node, pod)
 		})
-		f.awaited[r.Name] = awaited
+		f.awaited[r.Node] = awaited
 	}
 	return awaited
 }

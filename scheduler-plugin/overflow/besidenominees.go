@@ -26,7 +26,7 @@ func (p *Plugin) besideNominees(pod *corev1.Pod, info framework.NodeInfo) *frame
 		return nil
 	}
 	free, need := usage.FreeIn(info), usage.PodAmounts(pod)
-	if !free.Fits(need) || free.FitsBeside(all, pod, need) {
+	if need.FitsIn(free) == 0 || usage.FitsBeside(all, pod, need, free) {
 		return nil // NodeResourcesFit says why the pod does not fit
 	}
 	p.placements.Nominees.KeepOut(pod)

@@ -199,7 +199,7 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		return err == nil && current.UID == pod.UID
 	}
 	p.placements = usage.NewPlacements(p.clock, p.keys.KeyOf)
-	p.placements.Pooled = p.pools.Has
+	p.placements.Pooled, p.placements.Grants = p.pools.Has, p.grants.Get
 	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), moves.NewWatchedPods(handle.ProfileName(), p.placements.IsVirtual)
 	if err := p.start(ctx); err != nil {
 		return nil, fmt.Errorf("plugin %s: %w", Name, err)
@@ -596,7 +596,7 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 // its owner if that has a free slot, or else that of a pool. It fails if a pool that
 // Filter has seen has no room any more.
 func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, nodeName string) *framework.Status {
-	hold, room := "", nodeName
+	hold, room := "", usage.RoomID{Node: nodeName}
 	node, err := p.nodes.Get(nodeName)
 	if provider := usage.ProviderOf(node); err == nil && provider != "" {
 		s := stateIn(state)
@@ -606,9 +606,9 @@ func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *cor
 			if pool == nil {
 				return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errReservationFull, provider))
 			}
-			hold, s.pool, room = pool.Hold, pool, usage.RoomOfPool(nodeName, pool.Hold)
+			hold, s.pool, room.Hold = pool.Hold, pool, pool.Hold
 		case s.grants != nil:
-			hold, room = p.placements.ChargedTo(pod.Namespace, nodeName, s.grants.Charges[provider]), ""
+			hold, room = p.placements.ChargedTo(pod.Namespace, nodeName, s.grants.Charges[provider]), usage.RoomID{}
 		}
 	}
 	p.placements.Assume(pod, nodeName, hold)

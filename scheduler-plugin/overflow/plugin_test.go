@@ -48,7 +48,7 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		counted:    func() bool { return true },
 	}
 	p.placements = usage.NewPlacements(now, p.keys.KeyOf)
-	p.placements.Pooled = p.pools.Has
+	p.placements.Pooled, p.placements.Grants = p.pools.Has, p.grants.Get
 	p.queue, p.watched = waiting.NewWorkQueue(p.placements.IsVirtual), moves.NewWatchedPods(broker.SchedulerName, p.placements.IsVirtual)
 	return p
 }

@@ -19,6 +19,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -82,8 +83,8 @@ func TestMemberWithoutItsGroup(t *testing.T) {
 	key, _ := p.keys.KeyOf(pod)
 	p.gate.Close(pod, key, p.clock.Now(), time.Time{})
 	room := func() []*corev1.Pod {
-		return p.gate.OpenForRoom([]usage.Room{{Name: "home", Free: usage.Amounts{"cpu": 4000, "pods": 5}, ChangedAt: p.clock.Now(),
-			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}})
+		return p.gate.OpenForRoom([]usage.Room{{RoomID: usage.RoomID{Node: "home"}, Free: capacity.Vector{"cpu": 4000, "pods": 5 * capacity.Unit}, ChangedAt: p.clock.Now(),
+			Need: func(pod *corev1.Pod) (capacity.Vector, bool) { return usage.PodAmounts(pod), true }}})
 	}
 	now := p.clock.(*clocktesting.FakeClock)
 	now.Step(time.Second)
@@ -91,7 +92,7 @@ func TestMemberWithoutItsGroup(t *testing.T) {
 		t.Fatal("the gate does not open")
 	}
 	p.placements.Assume(pod, "home", "")
-	p.gate.Assumed(pod.UID, "")
+	p.gate.Assumed(pod.UID, usage.RoomID{})
 	if status, _ := p.Permit(t.Context(), nil, pod, "home"); !status.IsWait() {
 		t.Fatalf("the pod does not wait: %v", status)
 	}
@@ -178,7 +179,7 @@ func TestUnreservedMember(t *testing.T) {
 	p.gate.Close(pod, key.Key, p.clock.Now(), time.Time{})
 	wake()
 	p.placements.Assume(pod, paris.Name, "rome-gang")
-	p.gate.Assumed(pod.UID, "")
+	p.gate.Assumed(pod.UID, usage.RoomID{})
 	if wake(); woken != 1 {
 		t.Fatalf("woken %d times for one slot", woken)
 	}

@@ -13,6 +13,8 @@ import (
 	framework "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
+
+	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
 // SettleFor is how long the room of a nominated pod is kept after it was bound: until then
@@ -40,7 +42,7 @@ type nominees struct {
 type nominee struct {
 	node     string
 	priority int32
-	amounts  Amounts
+	amounts  capacity.Vector
 	// until is when it is dropped, once it is bound; otherwise zero.
 	until time.Time
 }
@@ -161,17 +163,17 @@ func (n *nominees) On(node string, counted func(types.UID) bool) (all []nominee)
 
 // FitsBeside reports whether need of a pod fits into what is free beside the nominees of its
 // priority or a higher one.
-func (a Amounts) FitsBeside(all []nominee, pod *corev1.Pod, need Amounts) bool {
+func FitsBeside(all []nominee, pod *corev1.Pod, need, free capacity.Vector) bool {
 	if len(all) == 0 {
-		return a.Fits(need)
+		return need.FitsIn(free) > 0
 	}
-	left, priority := maps.Clone(a), corev1helpers.PodPriority(pod)
+	left, priority := maps.Clone(free), corev1helpers.PodPriority(pod)
 	for _, other := range all {
 		if other.priority >= priority {
 			left.Add(other.amounts, -1)
 		}
 	}
-	return left.Fits(need)
+	return need.FitsIn(left) > 0
 }
 
 // KeepOut records a pod that did not fit beside a nominee.
@@ -198,14 +200,12 @@ func (n *nominees) TakeKeptOut() map[types.UID]*corev1.Pod {
 }
 
 // FreeIn is what is free on a node of a snapshot, or of a dry run of preemption.
-func FreeIn(info framework.NodeInfo) Amounts {
-	free, used := AmountsOf(info.Node().Status.Allocatable), info.GetRequested()
-	free[corev1.ResourceCPU] -= used.GetMilliCPU()
-	free[corev1.ResourceMemory] -= used.GetMemory()
-	free[corev1.ResourceEphemeralStorage] -= used.GetEphemeralStorage()
-	free[corev1.ResourcePods] -= int64(len(info.GetPods()))
-	for name, n := range used.GetScalarResources() {
-		free[name] -= n
-	}
+func FreeIn(info framework.NodeInfo) capacity.Vector {
+	free, used := capacity.Floor(info.Node().Status.Allocatable), info.GetRequested()
+	free.Add(capacity.Vector{corev1.ResourceCPU: used.GetMilliCPU()}, -1)
+	free.Add(capacity.Vector{
+		corev1.ResourceMemory: used.GetMemory(), corev1.ResourceEphemeralStorage: used.GetEphemeralStorage(), corev1.ResourcePods: int64(len(info.GetPods())),
+	}, -capacity.Unit)
+	free.Add(used.GetScalarResources(), -capacity.Unit)
 	return free
 }

@@ -17,6 +17,8 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -32,25 +34,29 @@ type Placements struct {
 	mu    sync.Mutex
 	pods  map[types.UID]*placement
 	nodes map[string]*nodeState
-	// Pooled reports whether a hold is that of a pool: its pods use no grant of their
-	// owner.
+	// Pooled reports whether a hold is that of a pool, and Grants returns those of a key.
 	Pooled func(hold string) bool
-	// used counts the pods on each virtual node by key and hold, and unresolved, by hold,
-	// those whose owner is unknown.
+	Grants func(demand.Key) *Grants
+	// used counts the pods on each virtual node by key and hold, without those whose owner is
+	// unknown, the number of which is unresolved.
 	used       map[usedBy]map[string]int32
-	unresolved map[heldBy]int32
-	// charged has what pods on each virtual node use, by hold and namespace.
+	unresolved int32
+	// charged has what pods on each virtual node use, by the hold of their label and namespace.
 	charged map[heldAt]map[string]*use
 	// living counts the pods on virtual nodes by key and hold that are not terminating.
 	living map[demand.Key]map[string]int32
 	// Nominees have room that is not free, although no pod is there. It has a lock of its own.
 	Nominees *nominees
+	// question is what the counts are read for, under the lock.
+	question question
 }
 
 // use is what the pods of one namespace use of a hold.
 type use struct {
 	count   int32
-	amounts Amounts
+	amounts capacity.Vector
+	// keys of the pods, zero for those whose owner is unknown.
+	keys map[demand.Key]int32
 	// shapes of the pods.
 	shapes map[string]*shapeUse
 }
@@ -74,7 +80,7 @@ type heldBy struct{ namespace, hold, node string }
 type placement struct {
 	node string
 	// amounts that it takes from the node, the slot of one pod included.
-	amounts Amounts
+	amounts capacity.Vector
 	// bound is false while the pod is only assumed to be on the node.
 	bound, terminating bool
 	// virtual: the node is, by what is known of it.
@@ -93,51 +99,18 @@ type placement struct {
 // nodeState is a node and what is free on it.
 type nodeState struct {
 	node *corev1.Node // nil if unknown yet
-	used Amounts
+	used capacity.Vector
 	// virtual is kept if the node is deleted before its pods.
 	virtual bool
 	// changedAt is when the node last became able to run more pods than before.
 	changedAt time.Time
 }
 
-// Amounts are resources in their smallest unit; CPU in millicores.
-type Amounts map[corev1.ResourceName]int64
-
-// AmountsOf returns the amounts of a list.
-func AmountsOf(list corev1.ResourceList) Amounts {
-	a := make(Amounts, len(list)+1)
-	for name, quantity := range list {
-		if name == corev1.ResourceCPU {
-			a[name] = quantity.MilliValue()
-		} else {
-			a[name] = quantity.Value()
-		}
-	}
-	return a
-}
-
 // PodAmounts is what a pod takes from a node.
-func PodAmounts(pod *corev1.Pod) Amounts {
-	a := AmountsOf(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
-	a[corev1.ResourcePods] = 1
-	return a
-}
-
-// Add adds other amounts a number of times.
-func (a Amounts) Add(b Amounts, times int64) {
-	for name, n := range b {
-		a[name] += times * n
-	}
-}
-
-// Fits reports whether need fits into what is free.
-func (a Amounts) Fits(need Amounts) bool {
-	for name, n := range need {
-		if n > 0 && a[name] < n {
-			return false
-		}
-	}
-	return true
+func PodAmounts(pod *corev1.Pod) capacity.Vector {
+	v := capacity.Ceil(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
+	v[corev1.ResourcePods] = capacity.Unit
+	return v
 }
 
 // NewPlacements returns placements without pods and nodes; keyOf computes the key of a pod.
@@ -145,8 +118,8 @@ func NewPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key
 	return &Placements{
 		clock: clock, keyOf: keyOf,
 		pods: map[types.UID]*placement{}, nodes: map[string]*nodeState{},
-		Pooled: func(string) bool { return false },
-		used:   map[usedBy]map[string]int32{}, unresolved: map[heldBy]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
+		Pooled: func(string) bool { return false }, Grants: func(demand.Key) *Grants { return nil },
+		used: map[usedBy]map[string]int32{}, charged: map[heldAt]map[string]*use{}, living: map[demand.Key]map[string]int32{},
 		Nominees: newNominees(clock),
 	}
 }
@@ -262,7 +235,7 @@ func (p *Placements) newPlacement(pod *corev1.Pod, node, hold string, before *pl
 			pl.need = NeedOf(pod)
 		}
 		if pl.key, pl.resolved = p.keyOf(pod); !pl.resolved {
-			pl.pod = pod
+			pl.key, pl.pod = demand.Key{}, pod
 		}
 	}
 	return pl
@@ -289,7 +262,7 @@ func (p *Placements) count(pl *placement, n int32) {
 	}
 	p.charge(pl, n)
 	if !pl.resolved {
-		add(p.unresolved, pl.hold, n)
+		p.unresolved += n
 		return
 	}
 	addTo(p.used, usedBy{pl.key, pl.node}, pl.hold.hold, n)
@@ -308,10 +281,11 @@ func (p *Placements) charge(pl *placement, n int32) {
 	}
 	u := byNamespace[pl.hold.namespace]
 	if u == nil {
-		u = &use{amounts: Amounts{}, shapes: map[string]*shapeUse{}}
+		u = &use{amounts: capacity.Vector{}, keys: map[demand.Key]int32{}, shapes: map[string]*shapeUse{}}
 		byNamespace[pl.hold.namespace] = u
 	}
 	u.count += n
+	add(u.keys, pl.key, n)
 	u.amounts.Add(pl.amounts, int64(n))
 	shape := u.shapes[pl.need.Shape]
 	if shape == nil {
@@ -349,7 +323,7 @@ func add[K comparable](counts map[K]int32, key K, n int32) {
 func (p *Placements) state(name string) *nodeState {
 	n := p.nodes[name]
 	if n == nil {
-		n = &nodeState{used: Amounts{}, virtual: namedVirtual(name)}
+		n = &nodeState{used: capacity.Vector{}, virtual: namedVirtual(name)}
 		p.nodes[name] = n
 	}
 	return n
@@ -403,8 +377,7 @@ func (p *Placements) DeleteNode(name string) {
 	}
 }
 
-// UsedOf returns how many pods use a grant on a virtual node: those of its key that use
-// no pool, and those of unknown owners with the label of one of its holds.
+// UsedOf returns how many pods use a grant on a virtual node.
 func (p *Placements) UsedOf(key demand.Key, node string, holds []Charge) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -412,12 +385,56 @@ func (p *Placements) UsedOf(key demand.Key, node string, holds []Charge) int32 {
 }
 
 func (p *Placements) countUsed(key demand.Key, node string, holds []Charge) int32 {
-	n := p.withoutPools(p.used[usedBy{key, node}])
+	p.question = question{of: p, key: key, provider: strings.TrimPrefix(node, broker.VirtualNodePrefix)}
+	n := p.question.sum(p.used[usedBy{key, node}])
 	for _, hold := range holds {
-		n += p.unresolved[heldBy{key.Namespace, hold.Label, node}]
+		u := p.charged[heldAt{hold.Label, node}][key.Namespace]
+		if u == nil {
+			continue
+		}
+		for other, pods := range u.keys {
+			if other != key && p.question.counts(hold.Label, other) {
+				n += pods
+			}
+		}
 	}
 	return n
 }
+
+// question is which pods use the grant of a key at a provider. It is asked for the pods of that
+// key, whatever their hold, and for others whose label names a hold of the grant.
+type question struct {
+	of       *Placements
+	key      demand.Key
+	provider string
+}
+
+// counts reports whether pods with the label of a hold and a key, zero if that is unknown, do.
+func (q *question) counts(hold string, key demand.Key) bool {
+	of, ok := charge.Of(charge.Pod[demand.Key]{Namespace: q.key.Namespace, Label: hold, Key: key, Keyed: key != demand.Key{}}, q)
+	return ok && of == q.key
+}
+
+// sum adds up counts of pods of the key by hold.
+func (q *question) sum(byHold map[string]int32) (n int32) {
+	for hold, pods := range byHold {
+		if q.counts(hold, q.key) {
+			n += pods
+		}
+	}
+	return n
+}
+
+// ByHand implements charge.Holds: pools are no key's.
+func (q *question) ByHand(hold string) (none demand.Key, ok bool) { return none, q.of.Pooled(hold) }
+
+// OfKey implements charge.Holds. The shapes of a gang share the hold, and each has slots of its own.
+func (q *question) OfKey(key demand.Key, _ string) (demand.Key, bool) {
+	return key, key.OfReservation() == q.key.OfReservation() || q.of.Grants(key).SlotsAt(q.provider) > 0
+}
+
+// Named implements charge.Holds.
+func (q *question) Named(string, string) (demand.Key, bool) { return q.key, true }
 
 // FreeOf returns how many more pods may use grants on the virtual node of a provider.
 func (p *Placements) FreeOf(g *Grants, provider, node string) int32 {
@@ -438,16 +455,6 @@ func (p *Placements) UsersOf(namespace, node, hold string) int32 {
 		return u.count
 	}
 	return 0
-}
-
-// withoutPools sums up counts by hold, but for those of pools.
-func (p *Placements) withoutPools(byHold map[string]int32) (n int32) {
-	for hold, pods := range byHold {
-		if !p.Pooled(hold) {
-			n += pods
-		}
-	}
-	return n
 }
 
 // InPool reports whether a pool has room for a pod on a virtual node.
@@ -482,7 +489,8 @@ func (p *Placements) ChargedTo(namespace, node string, holds []Charge) (label st
 func (p *Placements) LivingOf(key demand.Key) int32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.withoutPools(p.living[key])
+	p.question = question{of: p, key: key}
+	return p.question.sum(p.living[key])
 }
 
 // PlaceOf returns the node of an assumed pod and the hold that it is charged to.
@@ -530,14 +538,21 @@ func (p *Placements) Has(uid types.UID) bool {
 	return p.pods[uid] != nil
 }
 
+// RoomID identifies a room: a node of this cluster or, with a hold, what the pool of that has on a
+// virtual node.
+type RoomID struct{ Node, Hold string }
+
+// InPool reports whether a room is that of a pool.
+func (id RoomID) InPool() bool { return id.Hold != "" }
+
 // Room is what is free on one node, or in one pool, and since when.
 type Room struct {
-	Name      string
-	Free      Amounts
+	RoomID
+	Free      capacity.Vector
 	ChangedAt time.Time
 	// Need returns what a pod takes of it; ok is false if the pod may not run there. Pods of one
 	// key differ only in whether selects is true; if it is nil, it is for all.
-	Need    func(*corev1.Pod) (need Amounts, ok bool)
+	Need    func(*corev1.Pod) (need capacity.Vector, ok bool)
 	Selects func(*corev1.Pod) bool
 }
 
@@ -552,37 +567,32 @@ func (p *Placements) RoomOn(names map[string]bool) []Room {
 		if n == nil || n.node == nil || n.virtual {
 			continue
 		}
-		free, node := AmountsOf(n.node.Status.Allocatable), n.node
+		free, node := capacity.Floor(n.node.Status.Allocatable), n.node
 		free.Add(n.used, -1)
 		kept := p.Nominees.On(name, func(uid types.UID) bool { return p.pods[uid] != nil })
-		rooms = append(rooms, Room{Name: name, Free: free, ChangedAt: n.changedAt, Need: func(pod *corev1.Pod) (Amounts, bool) {
+		rooms = append(rooms, Room{RoomID: RoomID{Node: name}, Free: free, ChangedAt: n.changedAt, Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
 			need := PodAmounts(pod)
-			return need, NodeAdmits(node, pod) && (len(kept) == 0 || free.FitsBeside(kept, pod, need))
+			return need, NodeAdmits(node, pod) && (len(kept) == 0 || FitsBeside(kept, pod, need, free))
 		}})
 	}
 	return rooms
 }
 
-// RoomOfPool is the name of the room that a pool has on a virtual node. No node has such a
-// name.
-func RoomOfPool(node, hold string) string { return node + "/" + hold }
-
-// IsPool reports whether a room is that of a pool: the name of a node has no slash.
-func IsPool(room string) bool { return strings.Contains(room, "/") }
-
 // RoomIn returns the room that a pool has on a virtual node.
 func (p *Placements) RoomIn(pool *Pool, node *corev1.Node) Room {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	free := Amounts{corev1.ResourcePods: int64(pool.pods())}
-	free.Add(pool.Totals, 1)
-	for _, u := range p.usesOf(pool, node.Name) {
-		free.Add(Amounts{corev1.ResourcePods: int64(u.count)}, -1)
-		for name := range pool.Totals {
-			free[name] -= u.amounts[name]
-		}
+	free := maps.Clone(pool.Totals)
+	if free == nil {
+		free = capacity.Vector{}
 	}
-	r := Room{Name: RoomOfPool(node.Name, pool.Hold), Free: free, ChangedAt: pool.changedAt}
+	pods := int64(pool.pods())
+	for _, u := range p.usesOf(pool, node.Name) {
+		free.Add(u.amounts, -1)
+		pods -= int64(u.count)
+	}
+	free[corev1.ResourcePods] = pods * capacity.Unit
+	r := Room{RoomID: RoomID{node.Name, pool.Hold}, Free: free, ChangedAt: pool.changedAt}
 	if !pool.selector.Empty() {
 		r.Selects = func(pod *corev1.Pod) bool { return pool.selector.Matches(labels.Set(pod.Labels)) }
 	}
@@ -596,7 +606,7 @@ func (p *Placements) RoomIn(pool *Pool, node *corev1.Node) Room {
 func (p *Placements) RetryUnresolved() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.unresolved) == 0 {
+	if p.unresolved == 0 {
 		return
 	}
 	for _, pl := range p.pods {
@@ -639,21 +649,21 @@ func (p *Placements) Counted() map[string]int64 {
 	defer p.mu.Unlock()
 	counts := map[string]int64{}
 	for name, n := range p.nodes {
-		counts["pods on "+name] = n.used[corev1.ResourcePods]
+		counts["pods on "+name] = n.used[corev1.ResourcePods] / capacity.Unit
 		counts["CPU on "+name] = n.used[corev1.ResourceCPU]
 	}
 	for at, byNamespace := range p.charged {
 		for namespace, u := range byNamespace {
 			counts[fmt.Sprintf("pods of %s charged to hold %q on %s", namespace, at.hold, at.node)] = int64(u.count)
+			if unresolved := u.keys[demand.Key{}]; unresolved > 0 {
+				counts[fmt.Sprintf("pods that use hold %q on %s", at.hold, at.node)] += int64(unresolved)
+			}
 		}
 	}
 	for by, byHold := range p.used {
 		for hold, n := range byHold {
 			counts[fmt.Sprintf("pods that use hold %q on %s", hold, by.node)] += int64(n)
 		}
-	}
-	for by, n := range p.unresolved {
-		counts[fmt.Sprintf("pods that use hold %q on %s", by.hold, by.node)] += int64(n)
 	}
 	for _, byHold := range p.living {
 		for hold, n := range byHold {

@@ -3,6 +3,7 @@ package usage
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -48,40 +50,42 @@ func recount(t *rapid.T, p *Placements, pods map[types.UID]*corev1.Pod) {
 		}
 		return node != "home"
 	}
-	used, living, unresolved := map[usedBy]map[string]int32{}, map[demand.Key]map[string]int32{}, map[heldBy]int32{}
-	onNode, virtual := map[string]Amounts{}, map[string]bool{}
+	used, living, unresolved := map[usedBy]map[string]int32{}, map[demand.Key]map[string]int32{}, int32(0)
+	onNode, virtual := map[string]capacity.Vector{}, map[string]bool{}
 	type charged struct {
 		pods    int32
-		amounts Amounts
+		amounts capacity.Vector
+		keys    map[demand.Key]int32
 	}
 	held := map[string]charged{}
 	for name, n := range p.nodes {
 		if n.node != nil {
-			onNode[name], virtual[name] = Amounts{}, isVirtual(name)
+			onNode[name], virtual[name] = capacity.Vector{}, isVirtual(name)
 		}
 	}
 	for _, pod := range pods {
 		cpu, name, hold := pod.Spec.Containers[0].Resources.Requests.Cpu().MilliValue(), pod.Spec.NodeName, pod.Labels[broker.LabelHold]
 		if onNode[name] == nil {
-			onNode[name], virtual[name] = Amounts{}, isVirtual(name)
+			onNode[name], virtual[name] = capacity.Vector{}, isVirtual(name)
 		}
 		onNode[name]["cpu"] += cpu
-		onNode[name]["pods"]++
+		onNode[name]["pods"] += 1000
 		if !isVirtual(name) {
 			continue
 		}
 		at := fmt.Sprint(heldAt{hold, name}, pod.Namespace)
 		sum := held[at]
 		if sum.amounts == nil {
-			sum.amounts = Amounts{}
+			sum.amounts, sum.keys = capacity.Vector{}, map[demand.Key]int32{}
 		}
 		sum.pods++
 		sum.amounts["cpu"] += cpu
-		sum.amounts["pods"]++
-		held[at] = sum
+		sum.amounts["pods"] += 1000
 		key, resolved := p.keyOf(pod)
+		sum.keys[key]++
+		held[at] = sum
 		if !resolved {
-			unresolved[heldBy{pod.Namespace, hold, name}]++
+			unresolved++
 			continue
 		}
 		by := usedBy{key, name}
@@ -98,7 +102,7 @@ func recount(t *rapid.T, p *Placements, pods map[types.UID]*corev1.Pod) {
 	}
 	heldText := map[string]string{}
 	for at, sum := range held {
-		heldText[at] = fmt.Sprint(sum.pods, sum.amounts, sum.pods)
+		heldText[at] = fmt.Sprint(sum.pods, sum.amounts, sum.keys, sum.pods)
 	}
 	for name, of := range map[string][2]any{
 		"used": {p.used, used}, "charged": {charges(p), heldText}, "living": {p.living, living}, "unresolved": {p.unresolved, unresolved},
@@ -190,6 +194,50 @@ func TestPlacements(t *testing.T) {
 	})
 }
 
+// TestUsedOf: which pods count for the grant of a key, whose hold is r1.
+func TestUsedOf(t *testing.T) {
+	web, gang := demand.Key{Namespace: "shop", OwnerUID: "web", Shape: "s"}, demand.Key{Namespace: "shop", OwnerUID: "gang-1", Shape: "a"}
+	other := func(key demand.Key, owner types.UID, shape string) demand.Key {
+		key.OwnerUID, key.Shape = owner, shape
+		return key
+	}
+	for name, tc := range map[string]struct {
+		reason      string
+		of, key     demand.Key // key is zero if the owner is unknown
+		hold        string
+		namespace   string
+		used, lives int32
+	}{
+		"its own":                 {"the hold is that of its key", web, web, "r1", "shop", 1, 1},
+		"a former one":            {"another Reservation of the key has replaced it", web, web, "r0", "shop", 1, 1},
+		"a pool":                  {"it uses that", web, web, "pool", "shop", 0, 0},
+		"unknown owner":           {"the label says what it uses", web, demand.Key{}, "r1", "shop", 1, 0},
+		"unknown owner elsewhere": {"the hold is one of another namespace", web, demand.Key{}, "r1", "bank", 0, 0},
+		"unknown owner of others": {"the label names another hold", web, demand.Key{}, "r2", "shop", 0, 0},
+		"adopted":                 {"its owner has no grant: it uses what it was bound for", web, other(web, "new", "s"), "r1", "shop", 1, 0},
+		"adopted with a grant":    {"its owner has one", web, other(web, "db", "s"), "r1", "shop", 0, 0},
+		"of the gang":             {"it has a slot of its shape", gang, gang, "r1", "shop", 1, 1},
+		"another of the gang":     {"it has a slot of another shape", gang, other(gang, "gang-1", "b"), "r1", "shop", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := NewPlacements(clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), func(*corev1.Pod) (demand.Key, bool) { return tc.key, tc.key != demand.Key{} })
+			p.Pooled = func(hold string) bool { return hold == "pool" }
+			p.Grants = func(key demand.Key) *Grants {
+				return &Grants{Slots: map[string]int32{"paris": int32(strings.Count(string(key.OwnerUID), "db"))}}
+			}
+			pod := podOf("crunch", "crunch-0", "1")
+			pod.Namespace, pod.Labels, pod.Spec.NodeName = tc.namespace, map[string]string{broker.LabelHold: tc.hold}, broker.VirtualNodeName("paris")
+			p.SetPod(pod)
+			if used, lives := p.UsedOf(tc.of, pod.Spec.NodeName, []Charge{{Label: "r1"}}), p.LivingOf(tc.of); used != tc.used || lives != tc.lives {
+				t.Errorf("%s: %d use the grant and %d live, want %d and %d", tc.reason, used, lives, tc.used, tc.lives)
+			}
+			if p.RemovePod(pod.UID); len(p.Counted()) > 0 || p.unresolved != 0 || len(p.charged) > 0 {
+				t.Errorf("the pod is gone, and counted: %v", p.Counted())
+			}
+		})
+	}
+}
+
 func isZero(_ corev1.ResourceName, n int64) bool { return n == 0 }
 
 // charges are what is charged to holds, to be compared.
@@ -202,7 +250,7 @@ func charges(p *Placements) map[string]string {
 				pods += shape.pods
 			}
 			maps.DeleteFunc(u.amounts, isZero)
-			all[fmt.Sprint(at, namespace)] = fmt.Sprint(u.count, u.amounts, pods)
+			all[fmt.Sprint(at, namespace)] = fmt.Sprint(u.count, u.amounts, u.keys, pods)
 		}
 	}
 	return all

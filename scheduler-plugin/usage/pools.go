@@ -41,7 +41,7 @@ type Pool struct {
 	restricted bool
 	// Totals are a divisible total, places are for one pod each, the smallest first. Neither if
 	// no pod may be bound to the pool any more, or none yet.
-	Totals Amounts
+	Totals capacity.Vector
 	places []place
 	// changedAt is when the pool last changed.
 	changedAt time.Time
@@ -56,14 +56,14 @@ type place struct {
 // PodNeed is what a pod needs of a pool, or what a place is for.
 type PodNeed struct {
 	Shape    string
-	Requests Amounts
+	Requests capacity.Vector
 	set      broker.PodSet
 }
 
 // NeedOf is what a pod needs of a pool.
 func NeedOf(pod *corev1.Pod) *PodNeed {
 	shape, set := demand.ShapeOf(pod)
-	return &PodNeed{Shape: shape, Requests: AmountsOf(set.Requests.List()), set: set}
+	return &PodNeed{Shape: shape, Requests: capacity.Ceil(set.Requests.List()), set: set}
 }
 
 // serves reports whether pods of a namespace may use the pool.
@@ -102,7 +102,7 @@ func (p *Pool) fits(need *PodNeed, used []*use) bool {
 		free.Add(u.amounts, -1)
 		pods += u.count
 	}
-	return pods <= broker.PodsOfTotal && free.Fits(need.Requests)
+	return pods <= broker.PodsOfTotal && need.Requests.FitsIn(free) > 0
 }
 
 // unconstrained reports whether a pod may run on every node of a provider: a divisible
@@ -123,7 +123,7 @@ func matchesVirtualNode(selector map[string]string) bool {
 
 // admits reports whether a place is large enough for a pod, and on nodes that may run it.
 func (p *place) admits(need *PodNeed) bool {
-	if !p.Requests.Fits(need.Requests) || need.set.NodeAffinity != nil && !equality.Semantic.DeepEqual(p.set.NodeAffinity, need.set.NodeAffinity) {
+	if need.Requests.FitsIn(p.Requests) == 0 || need.set.NodeAffinity != nil && !equality.Semantic.DeepEqual(p.set.NodeAffinity, need.set.NodeAffinity) {
 		return false
 	}
 	for key, value := range need.set.NodeSelector {
@@ -347,11 +347,11 @@ func (c *PoolCache) poolOf(in *broker.ReservationInstruction) *Pool {
 	}
 	held := capacity.Min(broker.HeldCapacity{Totals: spec.RequestedResources, PodSets: spec.PodSets}, *in.Status.Carried)
 	if len(spec.PodSets) == 0 {
-		p.Totals = AmountsOf(held.Totals.List())
+		p.Totals = capacity.Floor(held.Totals.List())
 		return p
 	}
 	for _, set := range slices.Backward(capacity.Decreasing(held.PodSets)) {
-		p.places = append(p.places, place{PodNeed{Requests: AmountsOf(set.Requests.List()), set: set}, set.Count})
+		p.places = append(p.places, place{PodNeed{Requests: capacity.Ceil(set.Requests.List()), set: set}, set.Count})
 	}
 	return p
 }

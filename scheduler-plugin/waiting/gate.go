@@ -115,9 +115,9 @@ func (HeapItem) Type() framework.EntityKeyType { return framework.PodKeyType }
 // opening is a place that the gate was opened for, of a pod that does not use it: it is
 // another pod's. The zero opening is none.
 type opening struct {
-	// key of the pods whose grant has the slot, or else room by its name.
+	// key of the pods whose grant has the slot, or else room.
 	key  demand.Key
-	room string
+	room usage.RoomID
 }
 
 // openFor opens the gate for a pod that a place has become free for.
@@ -267,7 +267,7 @@ func (g *Gate) OpenForRoomOf(uid types.UID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w := g.pods[uid]
-	return w != nil && w.open && w.Opening.room != ""
+	return w != nil && w.open && w.Opening.room != (usage.RoomID{})
 }
 
 // waits reports whether a pod may be woken.
@@ -343,14 +343,14 @@ func (g *Gate) remove(uid types.UID) *waitingPod {
 }
 
 // Assumed records that a pod has got a place, which is counted as taken from now on: room on
-// a node or in a pool, by its name, or a slot of a grant if room is empty. The result is what
-// the gate was opened for, if that was another place.
-func (g *Gate) Assumed(uid types.UID, room string) (unused opening) {
+// a node or in a pool, or a slot of a grant if room is zero. The result is what the gate was
+// opened for, if that was another place.
+func (g *Gate) Assumed(uid types.UID, room usage.RoomID) (unused opening) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if w := g.pods[uid]; w != nil {
 		taken := opening{room: room}
-		if room == "" {
+		if room == (usage.RoomID{}) {
 			taken.key = w.Key
 		}
 		if unused = w.Opening; unused == taken || g.exchange(w, taken) {
@@ -368,7 +368,7 @@ func (g *Gate) Assumed(uid types.UID, room string) (unused opening) {
 // of its key that the gate was opened for that place, and reports whether there is one. A pool
 // may be for some pods of a key only, so its places are not exchanged.
 func (g *Gate) exchange(w *waitingPod, taken opening) bool {
-	if w.Opening == (opening{}) || usage.IsPool(w.Opening.room) || usage.IsPool(taken.room) {
+	if w.Opening == (opening{}) || w.Opening.room.InPool() || taken.room.InPool() {
 		return false
 	}
 	var first *waitingPod
@@ -508,7 +508,7 @@ func (g *Gate) OpenForRoom(rooms []usage.Room) []*corev1.Pod {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range rooms {
-		for w := range g.opened[opening{room: r.Name}] {
+		for w := range g.opened[opening{room: r.RoomID}] {
 			need, _ := r.Need(w.Pod)
 			r.Free.Add(need, -1)
 		}
@@ -516,12 +516,12 @@ func (g *Gate) OpenForRoom(rooms []usage.Room) []*corev1.Pod {
 	// Pods of one key are alike, but for what a pool selects. Once one does not fit, none does.
 	type pair struct {
 		key  demand.Key
-		node string
+		room usage.RoomID
 	}
 	unfit := map[pair]bool{}
 	var pods []*corev1.Pod
 	full := func(key demand.Key) bool {
-		return !slices.ContainsFunc(rooms, func(r usage.Room) bool { return !unfit[pair{key, r.Name}] })
+		return !slices.ContainsFunc(rooms, func(r usage.Room) bool { return !unfit[pair{key, r.RoomID}] })
 	}
 	for w := range g.inOrder(full) {
 		if !w.waits() || w.lostUntil.After(g.clock.Now()) {
@@ -529,19 +529,19 @@ func (g *Gate) OpenForRoom(rooms []usage.Room) []*corev1.Pod {
 		}
 		for i := range rooms {
 			r := &rooms[i]
-			if !r.ChangedAt.After(w.triedAt.Add(-SnapshotLag)) || unfit[pair{w.Key, r.Name}] {
+			if !r.ChangedAt.After(w.triedAt.Add(-SnapshotLag)) || unfit[pair{w.Key, r.RoomID}] {
 				continue
 			}
 			if r.Selects != nil && !r.Selects(w.Pod) {
 				continue
 			}
 			need, ok := r.Need(w.Pod)
-			if !ok || !r.Free.Fits(need) {
-				unfit[pair{w.Key, r.Name}] = true
+			if !ok || need.FitsIn(r.Free) == 0 {
+				unfit[pair{w.Key, r.RoomID}] = true
 				continue
 			}
 			r.Free.Add(need, -1)
-			g.openFor(w, opening{room: r.Name})
+			g.openFor(w, opening{room: r.RoomID})
 			pods = append(pods, w.Pod)
 			break
 		}

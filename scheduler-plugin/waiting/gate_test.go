@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
@@ -71,7 +72,7 @@ func TestGateOpensForPlaces(t *testing.T) {
 	expectPassing("the same slot", "p2 ")
 	// One CPU of room is free beside what the woken pod may still need elsewhere.
 	room1 := func() []usage.Room {
-		return []usage.Room{{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1500, corev1.ResourcePods: 5}, ChangedAt: later(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+		return []usage.Room{{RoomID: usage.RoomID{Node: home.Name}, Free: capacity.Vector{corev1.ResourceCPU: 1500, corev1.ResourcePods: 5 * capacity.Unit}, ChangedAt: later(), Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
 			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
@@ -79,7 +80,7 @@ func TestGateOpensForPlaces(t *testing.T) {
 	expectPassing("room for one at home: the oldest", "p1 p2 ")
 	g.OpenForRoom(room1())
 	expectPassing("the same room", "p1 p2 ")
-	if unused := g.Close(pods["p1"], key, later(), time.Time{}); unused != (opening{room: "home"}) {
+	if unused := g.Close(pods["p1"], key, later(), time.Time{}); unused != (opening{room: usage.RoomID{Node: "home"}}) {
 		t.Errorf("the place of a pod that did not fit: got %v", unused)
 	}
 	tainted := room1()
@@ -101,8 +102,8 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 	var rooms []usage.Room
 	for _, name := range []string{"n0", "n1", "n2"} {
 		rooms = append(rooms, usage.Room{
-			Name: name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: now.Now().Add(time.Minute),
-			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true },
+			RoomID: usage.RoomID{Node: name}, Free: capacity.Vector{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5 * capacity.Unit}, ChangedAt: now.Now().Add(time.Minute),
+			Need: func(pod *corev1.Pod) (capacity.Vector, bool) { return usage.PodAmounts(pod), true },
 		})
 	}
 	for i := range rooms {
@@ -110,7 +111,7 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 	}
 	uid := map[string]types.UID{}
 	for _, pod := range g.OpenForRoom(rooms) {
-		uid[g.pods[pod.UID].Opening.room] = pod.UID
+		uid[g.pods[pod.UID].Opening.room.Node] = pod.UID
 	}
 	if len(uid) != len(rooms) {
 		t.Fatalf("pods are woken for %v, want one for each room", uid)
@@ -121,9 +122,9 @@ func TestGatePlacesAreExchanged(t *testing.T) {
 	}{
 		{pod: "n0", room: "n1"},
 		{pod: "n1", room: "n0"},
-		{pod: "n2", room: "elsewhere", want: opening{room: "n2"}},
+		{pod: "n2", room: "elsewhere", want: opening{room: usage.RoomID{Node: "n2"}}},
 	} {
-		if unused := g.Assumed(uid[step.pod], step.room); unused != step.want {
+		if unused := g.Assumed(uid[step.pod], usage.RoomID{Node: step.room}); unused != step.want {
 			t.Errorf("the pod for %s is on %s: %v is unused, want %v", step.pod, step.room, unused, step.want)
 		}
 	}
@@ -144,8 +145,10 @@ func TestGateAfterALostPlace(t *testing.T) {
 	wake := func() (names string) {
 		now.SetTime(now.Now().Add(time.Second))
 		for _, pod := range g.OpenForRoom([]usage.Room{{
-			Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: now.Now(),
-			Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), usage.NodeAdmits(home, pod) },
+			RoomID: usage.RoomID{Node: home.Name}, Free: capacity.Vector{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5 * capacity.Unit}, ChangedAt: now.Now(),
+			Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
+				return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
+			},
 		}}) {
 			names += pod.Name
 		}
@@ -180,7 +183,7 @@ func TestGateAfterAMissedPlace(t *testing.T) {
 		return len(g.due()) > 0
 	}
 	free := func(changedAt time.Time) []usage.Room {
-		return []usage.Room{{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+		return []usage.Room{{RoomID: usage.RoomID{Node: home.Name}, Free: capacity.Vector{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5 * capacity.Unit}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
 			return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 		}}}
 	}
@@ -226,7 +229,7 @@ func TestGateWakesAgain(t *testing.T) {
 			t.Fatal("it is not woken again")
 		}
 	}
-	g.Assumed("p0", "home")
+	g.Assumed("p0", usage.RoomID{Node: "home"})
 	now.SetTime(now.Now().Add(rewakeAfter))
 	if len(g.due()) != 0 {
 		t.Fatal("it is woken though it has a place")
@@ -325,9 +328,9 @@ func TestGateHoldsUntriedPods(t *testing.T) {
 			}
 			heldAt := now.Now()
 			// Room since the other pod was tried is seen, whenever that was.
-			free := usage.Room{Name: home.Name, Free: usage.Amounts{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5}, ChangedAt: began,
+			free := usage.Room{RoomID: usage.RoomID{Node: home.Name}, Free: capacity.Vector{corev1.ResourceCPU: 1000, corev1.ResourcePods: 5 * capacity.Unit}, ChangedAt: began,
 				Selects: func(pod *corev1.Pod) bool { return pod.Name == "untried" },
-				Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+				Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
 					return usage.PodAmounts(pod), usage.NodeAdmits(home, pod)
 				}}
 			if got := g.OpenForRoom([]usage.Room{free}); len(got) != 1 || !g.Passes(pod) {
@@ -412,7 +415,7 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				if w := g.pods[uid]; w != nil && w.open {
 					waits(uid, MaxRetry)
 				}
-				g.Assumed(uid, rapid.SampledFrom([]string{"home", ""}).Draw(t, "room"))
+				g.Assumed(uid, usage.RoomID{Node: rapid.SampledFrom([]string{"home", ""}).Draw(t, "room")})
 			},
 			"retry": func(t *rapid.T) {
 				uid := any.Draw(t, "pod")
@@ -438,8 +441,8 @@ func TestGateNeverKeepsAPod(t *testing.T) {
 				wake(g.openForSlots(key, []slots{{node: nodeWith("paris").Node(), free: int32(rapid.IntRange(-1, 3).Draw(t, "free")), changedAt: now.Now()}}))
 			},
 			"room": func(t *rapid.T) {
-				free := usage.Amounts{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5}
-				wake(g.OpenForRoom([]usage.Room{{Name: "home", Free: free, ChangedAt: now.Now(), Need: func(pod *corev1.Pod) (usage.Amounts, bool) { return usage.PodAmounts(pod), true }}}))
+				free := capacity.Vector{corev1.ResourceCPU: int64(rapid.IntRange(0, 3000).Draw(t, "free")), corev1.ResourcePods: 5 * capacity.Unit}
+				wake(g.OpenForRoom([]usage.Room{{RoomID: usage.RoomID{Node: "home"}, Free: free, ChangedAt: now.Now(), Need: func(pod *corev1.Pod) (capacity.Vector, bool) { return usage.PodAmounts(pod), true }}}))
 			},
 			"decided": func(*rapid.T) { wake(g.openDecided(key, 0, nil)) },
 			"time passes": func(t *rapid.T) {
@@ -468,7 +471,7 @@ func recountOpened(t *rapid.T, g *Gate) map[opening]map[*waitingPod]struct{} {
 		if w.Opening == (opening{}) {
 			continue
 		}
-		if !w.open || w.Opening.room == "" && w.Opening.key != w.Key {
+		if !w.open || w.Opening.room == (usage.RoomID{}) && w.Opening.key != w.Key {
 			t.Fatalf("a place is kept for %+v", w)
 		}
 		if opened[w.Opening] == nil {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
@@ -30,7 +31,7 @@ func crowdAtGate(pods, keys int) (*Gate, *clocktesting.FakePassiveClock) {
 
 // roomFor returns the room for some pods of one CPU each. asked counts what is computed.
 func roomFor(pods int64, changedAt time.Time, asked *int) []usage.Room {
-	return []usage.Room{{Name: "home-1", Free: usage.Amounts{corev1.ResourceCPU: pods * 1000, corev1.ResourcePods: 110}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (usage.Amounts, bool) {
+	return []usage.Room{{RoomID: usage.RoomID{Node: "home-1"}, Free: capacity.Vector{corev1.ResourceCPU: pods * 1000, corev1.ResourcePods: 110 * capacity.Unit}, ChangedAt: changedAt, Need: func(pod *corev1.Pod) (capacity.Vector, bool) {
 		*asked++
 		return usage.PodAmounts(pod), true
 	}}}

@@ -1,7 +1,6 @@
 package waiting
 
 import (
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -191,14 +190,12 @@ func (q *WorkQueue) AddOpening(of opening) {
 // AddOpening adds what the gate was opened for for a pod that does not use it.
 func (w *Work) AddOpening(of opening) {
 	switch {
-	case of.room == "":
-		if of.key != (demand.Key{}) {
-			w.Keys[of.key] = true
-		}
-	case strings.Contains(of.room, "/"):
+	case of.room.InPool():
 		w.Pools = true
-	default:
-		w.Nodes[of.room] = true
+	case of.room.Node != "":
+		w.Nodes[of.room.Node] = true
+	case of.key != demand.Key{}:
+		w.Keys[of.key] = true
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
@@ -107,9 +108,9 @@ func (w *Waker) poolRooms() (rooms []usage.Room) {
 		r.Selects = func(pod *corev1.Pod) bool {
 			return (selects == nil || selects(pod)) && usage.ToleratesOverflow(pod, node)
 		}
-		r.Need = func(pod *corev1.Pod) (usage.Amounts, bool) {
+		r.Need = func(pod *corev1.Pod) (capacity.Vector, bool) {
 			need := usage.NeedOf(pod)
-			takes := usage.Amounts{corev1.ResourcePods: 1}
+			takes := capacity.Vector{corev1.ResourcePods: capacity.Unit}
 			if len(pool.Totals) > 0 {
 				takes.Add(need.Requests, 1)
 			}
