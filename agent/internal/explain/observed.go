@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // Kinds of objects that are read, as Unreadable names them.
@@ -102,7 +102,7 @@ func (o *Observed) reservation() *broker.Reservation {
 		r := &o.Reservations[i]
 		switch {
 		case o.Pod == nil && r.Name == o.Asked.Name,
-			hold != "" && r.Status.ID != "" && demand.HoldLabel(r.Status.ID) == hold,
+			hold != "" && r.Status.ID != "" && charge.Label(r.Status.ID) == hold,
 			o.Pod != nil && hold == "" && o.ReservationName != "" && r.Name == o.ReservationName:
 			return r
 		}

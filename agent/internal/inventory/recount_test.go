@@ -8,6 +8,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/charge"
 )
 
 // Cluster is nodes and pods, of which everything is counted again: what a Tracker must equal.
@@ -85,7 +86,7 @@ func (c *Cluster) Guests() map[string]Guests {
 		guests, requests := out[consumer], Requests(pod)
 		guests.Active = append(guests.Active, requests)
 		if offered[pod.Spec.NodeName] {
-			guests.Placed = append(guests.Placed, Guest{requests, pod.Labels[broker.LabelHold]})
+			guests.Placed = append(guests.Placed, charge.Guest{Requests: requests, Label: pod.Labels[broker.LabelHold]})
 		}
 		out[consumer] = guests
 	}
