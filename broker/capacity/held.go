@@ -8,6 +8,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // OfPodSets is the capacity of pod sets, with its totals. Sets without pods are
@@ -165,6 +166,22 @@ func Amount(c broker.HeldCapacity) string {
 	default:
 		return fmt.Sprintf("%d pods", n)
 	}
+}
+
+// Requested is what a Reservation requests: pod sets, or a divisible total.
+func Requested(spec *broker.ReservationSpec) broker.HeldCapacity {
+	if spec.RequestedResources != nil {
+		return broker.HeldCapacity{Totals: *spec.RequestedResources}
+	}
+	return OfPodSets(spec.PodSets)
+}
+
+// MaxWanted is the maximum size of an amount in a print column, in bytes.
+const MaxWanted = 120
+
+// Wanted formats what a Reservation requests for a print column.
+func Wanted(spec *broker.ReservationSpec) string {
+	return text.TruncateTo(Amount(Requested(spec)), MaxWanted)
 }
 
 // Grew reports whether there is more of any resource.

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) { controlplane.Main(m) }
 // in memory.
 type fixture struct {
 	*testing.T
+	config *rest.Config
 	c      client.Client
 	broker *transporttest.Broker
 }
@@ -75,7 +77,7 @@ func start(t *testing.T) fixture {
 			t.Errorf("running the manager: %v", err)
 		}
 	})
-	return fixture{T: t, c: c, broker: b}
+	return fixture{T: t, config: restConfig, c: c, broker: b}
 }
 
 // unmappable is the namespace whose pods can run at no provider.
@@ -193,6 +195,7 @@ func TestReservations(t *testing.T) {
 	t.Run("a namespace that fits no provider", func(t *testing.T) { testUnmappable(f.in(t)) })
 	t.Run("a provider that cannot be used", func(t *testing.T) { testUnusable(f.in(t)) })
 	t.Run("who has made it", func(t *testing.T) { testByHand(f.in(t)) })
+	t.Run("what kubectl prints", func(t *testing.T) { testColumns(f.in(t)) })
 	t.Run("beside the broker", func(t *testing.T) { testBesideBroker(f.in(t)) })
 	t.Run("deletion before the first report", func(t *testing.T) { testNeverReported(f.in(t)) })
 	t.Run("an orphan at the broker", func(t *testing.T) { testOrphan(f.in(t)) })
@@ -278,6 +281,36 @@ func testByHand(f fixture) {
 			f.Errorf("%s is reported with byHand %v", put.SourceName, put.ByHand)
 		}
 	}
+}
+
+// testColumns: kubectl get reservations says whose pods it is for and what is wanted before the broker
+// has answered; of what it answers the rest.
+func testColumns(f fixture) {
+	_, id := f.create("owned-line", func(r *broker.Reservation) {
+		r.Labels = map[string]string{broker.LabelOwnerUID: "owner", broker.LabelShape: "shape"}
+		r.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "owner"}}
+	})
+	f.create("by-hand-line")
+	line := func(name, part string) {
+		f.Helper()
+		f.eventually("the line of "+name, func() error {
+			line, err := controlplane.Line(f.Context(), f.config, false, "reservations", "default", name)
+			if err == nil && !strings.Contains(line, part) {
+				err = fmt.Errorf("it is %q, want %q", line, part)
+			}
+			return err
+		})
+	}
+	line("owned-line", "Name=owned-line, Owner=Deployment/web, Wanted=3 pods, Granted=, Where=, Price/H=, Queue=, State=")
+	line("by-hand-line", "Owner=by hand, Wanted=3 pods, ")
+	f.broker.Update(id, func(v *protocol.ConsumerView) {
+		v.Status.Phase, v.Status.Attempt.Number = broker.ReservationReserved, 1
+		v.Status.Owner, v.Status.Granted, v.Status.Where, v.Status.PricePerHour = "rome/default/owned-line", "3 pods", "paris", "0.25 EUR"
+		v.Status.Allocations = []broker.Allocation{allocation("paris", 3)}
+	})
+	line("owned-line", "Owner=Deployment/web, Wanted=3 pods, Granted=3 pods, Where=paris, Price/H=0.25 EUR, Queue=, State=")
+	f.instruction(id, "paris", is(broker.ConditionVirtualNodeReady))
+	line("owned-line", ", State=Ready, ")
 }
 
 // testBesideBroker: in the namespace of Spillway's programs, Reservations are the broker's,

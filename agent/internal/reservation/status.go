@@ -9,7 +9,9 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // state is what one reconciliation of a Reservation works with. The status follows
@@ -80,7 +82,16 @@ func computeStatus(s *state) broker.ReservationStatus {
 	}
 	set(ready(s.local, &status, s.instructions, s.reported))
 	status.Used = used(&s.local.Spec, s.instructions)
+	status.Owner, status.Wanted = ownerOf(s.local), capacity.Wanted(&s.local.Spec)
 	return status
+}
+
+// ownerOf returns whose pods a Reservation is for.
+func ownerOf(r *broker.Reservation) string {
+	if _, ofPods := demand.KeyOfReservation(r); !ofPods || len(r.OwnerReferences) == 0 {
+		return "by hand"
+	}
+	return r.OwnerReferences[0].Kind + "/" + r.OwnerReferences[0].Name
 }
 
 // find returns the instruction for the current amount of an allocation, nil if

@@ -125,6 +125,7 @@ type ScoreWeights struct {
 // broker's namespace is used; without it the defaults apply.
 // +kubebuilder:object:root=true
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == 'default'",message="a BrokerConfig must be named default: the broker uses no other"
+// +kubebuilder:resource:shortName=bcfg,categories=spillway
 // +kubebuilder:printcolumn:name="Resources",type=integer,JSONPath=`.spec.weights.resources`
 // +kubebuilder:printcolumn:name="Cost",type=integer,JSONPath=`.spec.weights.cost`
 // +kubebuilder:printcolumn:name="Stale After",type=string,JSONPath=`.spec.staleAfter`

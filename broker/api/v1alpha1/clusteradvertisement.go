@@ -304,7 +304,7 @@ func (c HeldCapacity) Pods() int32 {
 // still advertises gets a new ledger with its guests.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=cadv
+// +kubebuilder:resource:shortName=cadv,categories=spillway
 // +kubebuilder:printcolumn:name="Cluster",type=string,JSONPath=`.spec.clusterID`
 // +kubebuilder:printcolumn:name="Active",type=boolean,JSONPath=`.status.active`
 // +kubebuilder:printcolumn:name="Lends",type=boolean,JSONPath=`.spec.lending.enabled`
@@ -313,6 +313,11 @@ func (c HeldCapacity) Pods() int32 {
 // +kubebuilder:printcolumn:name="Available GPU",type=string,JSONPath=`.status.available.gpu`
 // +kubebuilder:printcolumn:name="Reserved CPU",type=string,JSONPath=`.status.reserved.cpu`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Region",type=string,priority=1,JSONPath=`.spec.region`
+// +kubebuilder:printcolumn:name="Zone",type=string,priority=1,JSONPath=`.spec.zone`
+// +kubebuilder:printcolumn:name="CPU/H",type=string,priority=1,JSONPath=`.spec.cost.cpuCost`
+// +kubebuilder:printcolumn:name="Currency",type=string,priority=1,JSONPath=`.spec.cost.currency`
+// +kubebuilder:printcolumn:name="Endpoint",type=string,priority=1,JSONPath=`.spec.endpointURL`
 type ClusterAdvertisement struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

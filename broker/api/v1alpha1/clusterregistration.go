@@ -79,7 +79,7 @@ type ClusterRegistrationStatus struct {
 // Reservations are placed elsewhere, and its cluster ID is free for another key.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=creg
+// +kubebuilder:resource:shortName=creg,categories=spillway
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Not After",type=string,JSONPath=`.status.notAfter`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

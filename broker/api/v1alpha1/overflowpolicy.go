@@ -59,7 +59,7 @@ type ReturnHome struct {
 // OverflowPolicy limits where the pods of the selected namespaces may overflow to,
 // how much capacity they may use, and at which price.
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:scope=Cluster,shortName=opol
+// +kubebuilder:resource:scope=Cluster,shortName=opol,categories=spillway
 // +kubebuilder:printcolumn:name="Max CPU",type=string,JSONPath=`.spec.maxResources.cpu`
 // +kubebuilder:printcolumn:name="Max Price",type=string,JSONPath=`.spec.budget.maxPricePerHour`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

@@ -76,7 +76,7 @@ type ProviderInstructionStatus struct {
 // one for each hold in the provider's cluster.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=pinst
+// +kubebuilder:resource:shortName=pinst,categories=spillway
 // +kubebuilder:printcolumn:name="Requester",type=string,JSONPath=`.spec.requesterClusterID`
 // +kubebuilder:printcolumn:name="CPU",type=string,JSONPath=`.spec.requestedCPU`
 // +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.spec.requestedMemory`

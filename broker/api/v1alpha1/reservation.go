@@ -441,6 +441,25 @@ type ReservationStatus struct {
 	// summary of the allocations, such as "3 of 5 pods in paris".
 	// +optional
 	Summary string `json:"summary,omitempty"`
+	// owner of what the capacity is for: in the consumer the owner of the pods, such as
+	// "Deployment/web", or "by hand"; in the hub the Reservation there, such as
+	// "rome/shop/web-5f0c".
+	// +optional
+	Owner string `json:"owner,omitempty"`
+	// wanted is what the Reservation requests, such as "5 pods".
+	// +optional
+	Wanted string `json:"wanted,omitempty"`
+	// granted is what the providers have accepted of it, such as "3 pods".
+	// +optional
+	Granted string `json:"granted,omitempty"`
+	// where are the providers of the allocations, such as "paris, berlin".
+	// +optional
+	Where string `json:"where,omitempty"`
+	// pricePerHour of all allocations, such as "0.25 EUR", or "0.25 EUR + unknown" if some of the
+	// providers state no price. Unset if none does.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}( \+ ([0-9]+(\.[0-9]+)? [A-Z]{3}|unknown))*$`
+	PricePerHour string `json:"pricePerHour,omitempty"`
 	// conditions of the Reservation. All are positive, that is, True is the desired
 	// state, except Queued. A queued Reservation has Ready=False.
 	// +optional
@@ -457,14 +476,21 @@ type ReservationStatus struct {
 // grants nothing, whatever its status says: see EffectiveStatus.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=resv
-// +kubebuilder:printcolumn:name="Requester",type=string,JSONPath=`.spec.requesterID`
-// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
-// +kubebuilder:printcolumn:name="Granted",type=string,JSONPath=`.status.summary`
-// +kubebuilder:printcolumn:name="Used",type=string,JSONPath=`.status.used.summary`
-// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
-// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:resource:shortName=resv,categories=spillway
+// +kubebuilder:printcolumn:name="Owner",type=string,JSONPath=`.status.owner`
+// +kubebuilder:printcolumn:name="Wanted",type=string,JSONPath=`.status.wanted`
+// +kubebuilder:printcolumn:name="Granted",type=string,JSONPath=`.status.granted`
+// +kubebuilder:printcolumn:name="Where",type=string,JSONPath=`.status.where`
+// +kubebuilder:printcolumn:name="Price/H",type=string,JSONPath=`.status.pricePerHour`
+// +kubebuilder:printcolumn:name="Queue",type=integer,JSONPath=`.status.queuePosition`
+// +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Phase",type=string,priority=1,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Used",type=string,priority=1,JSONPath=`.status.used.summary`
+// +kubebuilder:printcolumn:name="Priority",type=integer,priority=1,JSONPath=`.spec.priority`
+// +kubebuilder:printcolumn:name="Expires",type=string,priority=1,JSONPath=`.status.expiresAt`
+// +kubebuilder:printcolumn:name="Requester",type=string,priority=1,JSONPath=`.spec.requesterID`
+// +kubebuilder:printcolumn:name="ID",type=string,priority=1,JSONPath=`.status.id`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 type Reservation struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -493,6 +519,7 @@ func (r *Reservation) EffectiveStatus() ReservationStatus {
 		return status
 	}
 	status.Phase, status.Summary = ReservationReleased, SummaryReleased
+	status.Granted, status.Where, status.PricePerHour = NothingGranted, "", ""
 	status.Allocations, status.TargetClusterEndpoint, status.QueuePosition = nil, "", 0
 	status.Conditions = slices.Clone(status.Conditions)
 	for _, kind := range []string{ConditionLocked, ConditionQueued, ConditionProviderAccepted, ConditionVirtualNodeReady, ConditionReady} {
@@ -504,9 +531,11 @@ func (r *Reservation) EffectiveStatus() ReservationStatus {
 	return status
 }
 
-// What the status of a Reservation says that has been deleted.
+// What the status of a Reservation says that has been deleted. One that has not may have
+// NothingGranted, too.
 const (
 	SummaryReleased = "released"
+	NothingGranted  = "none"
 	MessageReleased = "The Reservation has been released."
 )
 

@@ -134,11 +134,12 @@ type ReservationInstructionStatus struct {
 // grants to one Reservation.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=rinst
+// +kubebuilder:resource:shortName=rinst,categories=spillway
 // +kubebuilder:printcolumn:name="Reservation",type=string,JSONPath=`.spec.sourceName`
 // +kubebuilder:printcolumn:name="Target",type=string,JSONPath=`.spec.targetClusterID`
 // +kubebuilder:printcolumn:name="CPU",type=string,JSONPath=`.spec.requestedCPU`
 // +kubebuilder:printcolumn:name="Memory",type=string,JSONPath=`.spec.requestedMemory`
+// +kubebuilder:printcolumn:name="Price/H",type=string,JSONPath=`.spec.pricePerHour`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

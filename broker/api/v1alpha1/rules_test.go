@@ -27,20 +27,49 @@ import (
 
 func TestMain(m *testing.M) { controlplane.Main(m) }
 
-// schemas are those of the CRDs by kind.
-func schemas(t *testing.T) map[string]*apiextensionsv1.JSONSchemaProps {
+// crds are those of the charts by kind.
+func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	files, err := filepath.Glob("../../../charts/*/crds/*.yaml")
 	expect.NoError(t, err)
-	all := map[string]*apiextensionsv1.JSONSchemaProps{}
+	all := map[string]*apiextensionsv1.CustomResourceDefinition{}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
 		expect.NoError(t, err)
 		var crd apiextensionsv1.CustomResourceDefinition
 		expect.NoError(t, yaml.UnmarshalStrict(content, &crd))
-		all[crd.Spec.Names.Kind] = crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+		all[crd.Spec.Names.Kind] = &crd
 	}
 	return all
+}
+
+// schemas are those of the CRDs by kind.
+func schemas(t *testing.T) map[string]*apiextensionsv1.JSONSchemaProps {
+	t.Helper()
+	all := map[string]*apiextensionsv1.JSONSchemaProps{}
+	for kind, crd := range crds(t) {
+		all[kind] = crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+	}
+	return all
+}
+
+// TestNames: kubectl get spillway lists every kind, and each has a short name of its own.
+func TestNames(t *testing.T) {
+	kinds := map[string]string{}
+	for kind, crd := range crds(t) {
+		names := crd.Spec.Names
+		if !slices.Contains(names.Categories, "spillway") || len(names.ShortNames) != 1 {
+			t.Errorf("%s has categories %v and short names %v", kind, names.Categories, names.ShortNames)
+			continue
+		}
+		if other, taken := kinds[names.ShortNames[0]]; taken {
+			t.Errorf("%s and %s have the short name %s", kind, other, names.ShortNames[0])
+		}
+		kinds[names.ShortNames[0]] = kind
+		if len(crd.Spec.Versions[0].AdditionalPrinterColumns) == 0 {
+			t.Errorf("%s has no columns", kind)
+		}
+	}
 }
 
 // decodedAmount is the pattern of .ci/crds: that of resource.Quantity lets pass what cannot be parsed.

@@ -140,10 +140,8 @@ func (in Input) Requested() broker.HeldCapacity {
 	switch spec := &in.Reservation.Spec; {
 	case in.ended(), invalidReason(spec) != "":
 		return broker.HeldCapacity{}
-	case spec.RequestedResources != nil:
-		return broker.HeldCapacity{Totals: *spec.RequestedResources}
 	default:
-		return capacity.OfPodSets(spec.PodSets)
+		return capacity.Requested(spec)
 	}
 }
 

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"fmt"
+	"maps"
+	"math/big"
 	"slices"
 	"strings"
 
@@ -12,7 +14,11 @@ import (
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/text"
 )
+
+// maxWhere is how many providers a status names in one line.
+const maxWhere = 3
 
 // Status is the Reservation's status for the holds in the input and the plan
 // that was written. It depends on its arguments only.
@@ -35,7 +41,7 @@ func Status(in Input, p Plan, committed bool) broker.ReservationStatus {
 		status.QueuePosition = in.Position
 	}
 	status.Phase = phase(in, p, &status)
-	status.Summary = summary(in, &status)
+	setSummaries(in, &status)
 	setConditions(in, p, &status)
 	return status
 }
@@ -93,7 +99,7 @@ func (in Input) Lowered() broker.ReservationStatus {
 	}
 	status := *in.Reservation.Status.DeepCopy()
 	in.followLedgers(&status)
-	status.Summary = summary(in, &status)
+	setSummaries(in, &status)
 	status.Attempt = broker.Attempt{Number: in.nextAttempt(), Clusters: in.unseen(status.Attempt)}
 	return status
 }
@@ -247,7 +253,75 @@ func phase(in Input, p Plan, status *broker.ReservationStatus) broker.Reservatio
 	}
 }
 
-// summary formats the allocations for the print column, such as "3 of 5 pods in paris"
+// setSummaries sets what kubectl prints of a status whose allocations are set.
+func setSummaries(in Input, status *broker.ReservationStatus) {
+	status.Summary = summary(in, status)
+	if !in.ended() { // then they stay
+		status.Owner, status.Wanted = ownerOf(in.Reservation), capacity.Wanted(&in.Reservation.Spec)
+	}
+	status.Granted, status.Where, status.PricePerHour = granted(status.Allocations), where(status.Allocations), totalPrice(status.Allocations)
+}
+
+// ownerOf returns whom a Reservation of the hub is for.
+func ownerOf(r *broker.Reservation) string {
+	if name := r.Annotations[broker.LabelSourceName]; name != "" {
+		return r.Spec.RequesterID + "/" + r.Annotations[broker.LabelSourceNamespace] + "/" + name
+	}
+	return r.Spec.RequesterID
+}
+
+// granted formats what providers have accepted.
+func granted(allocations []broker.Allocation) string {
+	var sum broker.HeldCapacity
+	for _, a := range allocations {
+		if a.Accepted {
+			sum = capacity.Add(sum, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
+		}
+	}
+	if sum.Empty() {
+		return broker.NothingGranted
+	}
+	return text.TruncateTo(capacity.Amount(sum), capacity.MaxWanted)
+}
+
+// where names the first providers by name.
+func where(allocations []broker.Allocation) string {
+	var clusters []string
+	for _, a := range allocations {
+		clusters = append(clusters, a.Cluster)
+	}
+	slices.Sort(clusters)
+	if more := len(clusters) - maxWhere; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(clusters[:maxWhere], ", "), more)
+	}
+	return strings.Join(clusters, ", ")
+}
+
+// totalPrice sums up the prices of allocations by currency: "0.25 EUR + unknown" if some have none.
+func totalPrice(allocations []broker.Allocation) string {
+	sums, unknown := map[string]*big.Rat{}, false
+	for _, a := range allocations {
+		figure, currency, _ := strings.Cut(a.PricePerHour, " ")
+		price, known := new(big.Rat).SetString(figure)
+		if !known {
+			unknown = true
+		} else if sums[currency] == nil {
+			sums[currency] = price
+		} else {
+			sums[currency].Add(sums[currency], price)
+		}
+	}
+	var parts []string
+	for _, currency := range slices.Sorted(maps.Keys(sums)) {
+		parts = append(parts, decide.PriceString(sums[currency], currency))
+	}
+	if unknown && len(parts) > 0 {
+		parts = append(parts, "unknown")
+	}
+	return strings.Join(parts, " + ")
+}
+
+// summary formats the allocations in one line, such as "3 of 5 pods in paris"
 // or "5 of 5 pods: 3 in paris, 2 in berlin".
 func summary(in Input, status *broker.ReservationStatus) string {
 	requested := in.Requested()

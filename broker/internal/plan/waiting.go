@@ -64,11 +64,8 @@ func (in Input) Chooses(place bool) bool {
 
 // totalOf is what a spec requests in total.
 func totalOf(spec *broker.ReservationSpec) *broker.ResourceQuantities {
-	if spec.RequestedResources != nil {
-		return spec.RequestedResources.DeepCopy()
-	}
-	total := capacity.OfPodSets(spec.PodSets).Totals
-	return &total
+	total := capacity.Requested(spec).Totals
+	return total.DeepCopy()
 }
 
 // QueuesAgain reports whether the Reservation has been placed and requests more: then it is

@@ -88,6 +88,7 @@ func TestReservations(t *testing.T) {
 		"Unreachable":           unreachable,
 		"KeptByAnother":         keptByAnother,
 		"AuditOfLostAnswers":    auditOfLostAnswers,
+		"Columns":               columns,
 	} {
 		t.Run(name, func(t *testing.T) { test(newEnv(t, config)) })
 	}

@@ -100,11 +100,11 @@ func (s *playgroundTest) saysWhatIsLost() {
 		}
 		var lines []string
 		for _, in := range list.Items {
-			line, err := s.line("paris", "providerinstructions", in.Namespace, in.Name)
+			line, err := s.line("paris", false, "providerinstructions", in.Namespace, in.Name)
 			if lines = append(lines, line); err != nil {
 				continue
 			}
-			if by := in.Status.LeaveBy; by != nil && in.Spec.Releasing && strings.Contains(line, " CapacityLost ") && strings.Contains(line, by.UTC().Format(time.RFC3339)) {
+			if by := in.Status.LeaveBy; by != nil && in.Spec.Releasing && strings.Contains(line, "=CapacityLost,") && strings.Contains(line, by.UTC().Format(time.RFC3339)) {
 				s.t.Logf("kubectl get providerinstructions: %s", line)
 				return nil
 			}

@@ -179,8 +179,8 @@ func (s *advanceScenario) podsUseThem() {
 		return s.local.Status.Used != nil && slices.Equal(s.local.Status.Used.Pods, []string{s.ns + "/on-local"})
 	})
 	s.wait("the hub says what is used", s.hub, s.fromHub, func() bool { return s.fromHub.Status.Used != nil && s.fromHub.Status.Used.Count == 1 })
-	if line, err := s.line("rome", "reservations", s.ns, s.local.Name); err != nil || !strings.Contains(line, "1 pod, cpu 300m of 350m, memory 32Mi of 64Mi") {
-		s.t.Errorf("kubectl get reservations: %q (%v)", line, err)
+	if line, err := s.line("rome", true, "reservations", s.ns, s.local.Name); err != nil || !strings.Contains(line, "1 pod, cpu 300m of 350m, memory 32Mi of 64Mi") {
+		s.t.Errorf("kubectl get reservations -o wide: %q (%v)", line, err)
 	}
 }
 

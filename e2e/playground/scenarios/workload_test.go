@@ -2,7 +2,6 @@ package scenarios_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/playground/environment"
 )
@@ -204,25 +204,9 @@ func (s *playgroundTest) expectMessages(pod *corev1.Pod, words ...string) {
 	})
 }
 
-// line is what kubectl get prints of an object of Spillway.
-func (s *playgroundTest) line(cluster, kinds, ns, name string) (string, error) {
-	raw, err := s.p.Cluster(cluster).Set.Discovery().RESTClient().Get().
-		AbsPath("/apis", broker.GroupVersion.String(), "namespaces", ns, kinds, name).
-		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(context.Background())
-	var table metav1.Table
-	if err := errors.Join(err, json.Unmarshal(raw, &table)); err != nil {
-		return "", err
-	}
-	if len(table.Rows) != 1 {
-		return "", fmt.Errorf("%d lines", len(table.Rows))
-	}
-	var cells []string
-	for i, column := range table.ColumnDefinitions {
-		if column.Priority == 0 {
-			cells = append(cells, fmt.Sprint(table.Rows[0].Cells[i]))
-		}
-	}
-	return strings.Join(cells, "   "), nil
+// line is what kubectl get prints of an object of Spillway, with -o wide or without.
+func (s *playgroundTest) line(cluster string, wide bool, kinds, ns, name string) (string, error) {
+	return controlplane.Line(context.Background(), s.p.Cluster(cluster).Admin, wide, kinds, ns, name)
 }
 
 // cordon makes a node run no more pods, or lets it run pods again.
