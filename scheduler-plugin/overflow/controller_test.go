@@ -187,7 +187,7 @@ func testController(t *testing.T, p *Plugin, cached cache.Indexer) (c *steppedCo
 					opened[pod.Name] = true
 				}
 			}},
-		Counted: p.counted, Active: func() bool { return true }, Recorder: events.NewFakeRecorder(100), Steers: true,
+		Synced: func() bool { return true }, Counted: p.counted, Active: func() bool { return true }, Recorder: events.NewFakeRecorder(100), Steers: true,
 	})}
 	return c, now, opened
 }

@@ -626,7 +626,7 @@ func optOutOfGrant(c *testCluster, ns string) {
 	c.expectOtherMessage(ns, "web-2", waits)
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "web-1", "1")))
 	more(1)
-	c.expectMessage(ns, "web-3", "no reservation for this pod")
+	c.expectMessage(ns, "web-3", "no reservation for this pod (provider "+ns+"), whose namespace has not opted in")
 	c.expectPods(ns, "web", map[string]int{node: 1, "": 2})
 	c.setOverflow(ns, broker.OverflowEnabled)
 	c.expectPods(ns, "web", map[string]int{node: 2, "": 1})

@@ -80,7 +80,8 @@ func (p *Plugin) start(ctx context.Context) error {
 		Reservations: p.reservations, Policies: request.PolicyCache{Decoded: policies.GetIndexer(), Objects: objects},
 		Synced: func() bool { return p.synced() && policies.HasSynced() }, Counted: p.counted,
 		Active:   func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
-		Recorder: p.handle.EventRecorder(), Steers: p.handle.ProfileName() == broker.SchedulerName,
+		Recorder: p.handle.EventRecorder(), Client: p.handle.ClientSet(),
+		Profile: p.handle.ProfileName(), Steers: p.handle.ProfileName() == broker.SchedulerName,
 	})
 	mover := moves.New(moves.Config{
 		Log: log, Clock: clock.RealClock{}, Client: p.handle.ClientSet(), Recorder: p.handle.EventRecorder(),

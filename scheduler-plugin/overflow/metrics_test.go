@@ -60,7 +60,7 @@ func documentedMetrics(c *testCluster, ns string) {
 	for name, values := range map[string][]string{
 		"overflow_requests_total":                 {"requested", "capped", "failed"},
 		"overflow_unschedulable_duration_seconds": {"home", "overflowed", "deleted"},
-		"overflow_writes_total":                   {"reservation", "event", "binding", "eviction"},
+		"overflow_writes_total":                   {"reservation", "event", "binding", "eviction", "condition"},
 		"overflow_gate_openings_total":            {"room", "grant", "decision", "spec", "retry"},
 		"overflow_returned_home_total":            {"returned", "overflowed", "blocked"},
 	} {

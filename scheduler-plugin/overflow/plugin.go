@@ -41,8 +41,8 @@ const Name = "Overflow"
 // Messages of the statuses that Filter and PostFilter return. Those of Filter
 // contain no figures: each new message is a write to the pod's status.
 const (
-	errNoReservation   = "node(s) had no reservation for this pod (provider %s)"
-	errReservationFull = "node(s) had no reserved capacity left for this pod (provider %s)"
+	errNoReservation   = "virtual node(s) had no reservation for this pod (provider %s), %s"
+	errReservationFull = "virtual node(s) had no reserved capacity left for this pod (provider %s), " + seeCondition
 	errPreempting      = "waiting for preemption victims to terminate"
 	errCannotOverflow  = "the pod cannot overflow: %s"
 	errNotSynced       = "cannot overflow: Reservations are not synced"
@@ -54,6 +54,13 @@ const (
 	errWithdrawn       = "the capacity for this pod at provider %s was withdrawn before the pod was bound"
 	errVictim          = "pods in other clusters are not preempted (provider %s)"
 	errNominees        = "node(s) had no room left beside nominated pods of other schedulers"
+)
+
+// What explains that nothing is reserved for a pod: the virtual node does not.
+const (
+	seeCondition = "whose condition " + string(broker.PodOverflow) + " says why it waits"
+	notOptedIn   = "whose namespace has not opted in"
+	optedOut     = "which does not overflow"
 )
 
 // scoreOfRank is the score of the best virtual node. What is left to that of this cluster's
@@ -370,13 +377,24 @@ func (p *Plugin) Filter(_ context.Context, state framework.CycleState, pod *core
 	pool, pooled := p.poolWithRoom(s, provider, node.Name)
 	switch {
 	case !own && !pooled:
-		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errNoReservation, provider))
+		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errNoReservation, provider, p.whyUnreserved(pod)))
 	case len(s.removed) > 0:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errVictim, provider))
 	case pool == nil:
 		return framework.NewStatus(framework.UnschedulableAndUnresolvable, fmt.Sprintf(errReservationFull, provider))
 	}
 	return nil
+}
+
+// whyUnreserved explains that nothing is reserved for a pod.
+func (p *Plugin) whyUnreserved(pod *corev1.Pod) string {
+	if !request.OptedIn(p.namespaces, pod.Namespace) {
+		return notOptedIn
+	}
+	if ok, reason := p.gangs.Admissible(pod); !ok && reason == "" {
+		return optedOut
+	}
+	return seeCondition
 }
 
 // othersNode keeps a pod off a node of this cluster whose taint it tolerates only because

@@ -73,7 +73,11 @@ type filterCase struct {
 	want         string // part of the message; empty is success
 }
 
-const noReservation, full = "node(s) had no reservation for this pod (provider paris)", "node(s) had no reserved capacity left for this pod (provider paris)"
+const (
+	noneReserved  = "virtual node(s) had no reservation for this pod (provider paris), "
+	noReservation = noneReserved + seeCondition
+	full          = "virtual node(s) had no reserved capacity left for this pod (provider paris), " + seeCondition
+)
 
 // inParis returns Reservations for the pod of a filterCase.
 func inParis(slots int32, change ...func(*broker.Reservation)) []*broker.Reservation {
@@ -138,14 +142,14 @@ func TestFilter(t *testing.T) {
 			change: func(_ *Plugin, pod *corev1.Pod) {
 				pod.Labels = map[string]string{broker.LabelOverflow: broker.OverflowDisabled}
 			},
-			want: noReservation,
+			want: noneReserved + optedOut,
 		},
 		"namespace opted out": {
 			reason:       "the grant is for the pods that have a place in it already",
 			reservations: inParis(2),
 			node:         nodeWith("paris"),
 			change:       func(p *Plugin, _ *corev1.Pod) { p.namespaces = corelisters.NewNamespaceLister(demandtest.NewIndexer()) },
-			want:         noReservation,
+			want:         noneReserved + notOptedIn,
 		},
 		"cannot overflow": {
 			reason:       "the grant is for others of its owner and shape, which has no volumes",

@@ -424,6 +424,16 @@ func (c *testCluster) expectEvent(namespace, pod, reason string, parts ...string
 	})
 }
 
+// expectCondition waits for a pod to have condition Overflow with a status, a reason and parts of its message.
+func (c *testCluster) expectCondition(namespace, pod string, status corev1.ConditionStatus, reason string, parts ...string) {
+	c.t.Helper()
+	expect.Eventually(c.t, "the condition of "+pod, func() (bool, string) {
+		_, got := podutil.GetPodCondition(&c.getPod(namespace, pod).Status, broker.PodOverflow)
+		return got != nil && got.Status == status && got.Reason == reason &&
+			!slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(got.Message, part) }), fmt.Sprintf("want %s %s %q, got %+v", status, reason, parts, got)
+	})
+}
+
 // messageDeadline is longer than the gate holds a pod that was tried before the scheduler
 // has seen what its message is to be about: it watches each kind of object separately.
 const messageDeadline = 3 * time.Minute
@@ -598,6 +608,9 @@ func refusal(c *testCluster) {
 		// Preemption had its turn: there is no reason to try the pods again.
 		c.expectEvent("shop", p.Name, "OverflowQueued", "berlin: no node of berlin", "paris: no node of paris", c.web.Name)
 	}
+	for _, p := range c.pods("shop", "web")[""] {
+		c.expectCondition("shop", p.Name, corev1.ConditionFalse, "OverflowQueued", "berlin: no node of berlin has 300m free. 1 more")
+	}
 	c.setStatus(c.web, refused("berlin", "oslo", "paris"))
 	c.expectEvent("shop", c.pods("shop", "web")[""][0].Name, "OverflowQueued", "oslo: no node of oslo")
 }
@@ -609,10 +622,13 @@ func grantAdmits(c *testCluster) {
 	}))
 	c.tolerate(c.pods("shop", "web")[""])
 	for _, name := range []string{"stranger", c.pods("shop", "web")[""][0].Name} {
-		c.expectMessage("shop", name, "had no reservation for this pod (provider paris)")
+		c.expectMessage("shop", name, "had no reservation for this pod (provider paris), whose condition broker.fluidos.eu/Overflow says why it waits")
 	}
 	c.setStatus(c.web, grantedIn(c.web, "paris", 2))
 	c.expectPods("shop", "web", map[string]int{"home": 3, paris: 2, "": 1})
+	for _, p := range c.pods("shop", "web")[paris] {
+		c.expectCondition("shop", p.Name, corev1.ConditionTrue, "Overflowed", paris, "provider paris")
+	}
 	last := c.pods("shop", "web")[""][0]
 	c.expectEvent("shop", last.Name, "OverflowGranted", "2 in paris at 0.20 EUR per hour")
 	for _, p := range c.pods("shop", "web")[paris] {

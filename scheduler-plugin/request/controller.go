@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/condition"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
 	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
@@ -51,8 +53,12 @@ type Config struct {
 	// Active reports whether this replica has to write requests and events.
 	Active   func() bool
 	Recorder events.EventRecorder
-	// Steers: pods are steered to this profile, which records it on those that are not.
-	Steers bool
+	// Client writes the conditions of pods.
+	Client kubernetes.Interface
+	// Profile is the scheduler of the pods. Steers: pods are steered to it, and it records it on
+	// those that are not.
+	Profile string
+	Steers  bool
 	// AskAfter is how long a pod must not have fit before capacity is requested for it.
 	AskAfter time.Duration
 }
@@ -69,12 +75,15 @@ type Controller struct {
 	later *heap.Heap[laterPod]
 	// unsteered has the pods that wait for another scheduler, with when that was recorded last.
 	unsteered map[types.UID]time.Time
-	// nextLook is when to look at what pods wait for.
-	nextLook time.Time
+	// nextLook is when to look at what pods wait for, and nextExplained, when to compare their
+	// conditions with that.
+	nextLook, nextExplained time.Time
 	// recounted is true once the grants were applied to the complete placements.
 	recounted bool
 
-	writes *writeQueue
+	writes     *writeQueue
+	decisions  decisions
+	conditions *condition.Writer
 	// refusals has the keys whose Reservations the API server does not accept.
 	refusals *flowcontrol.Backoff
 }
@@ -92,15 +101,23 @@ type laterPod struct {
 func New(config Config) *Controller {
 	return &Controller{
 		Config: config, writes: newWriteQueue(config.Clock), refusals: newRefusals(config.Clock),
+		decisions: decisions{events: map[demand.Key]Event{}}, conditions: newConditions(config),
 		later: heap.New(func(p laterPod) string { return string(p.uid) }, func(x, y laterPod) bool { return x.at.Before(y.at) }),
 	}
+}
+
+// newConditions returns the writer of the pods' conditions, which counts the writes.
+func newConditions(config Config) *condition.Writer {
+	return condition.New(config.Client, config.Clock, func() { Writes.WithLabelValues(WriteCondition).Inc() })
 }
 
 // Run processes the queue, and writes what Sync returns, until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	defer c.writes.slots.ShutDown()
+	defer c.conditions.ShutDown()
 	for range writers {
 		go c.write(ctx)
+		go c.conditions.Run(ctx, c.Log)
 	}
 	for {
 		for _, request := range c.Sync() {
@@ -125,6 +142,9 @@ func (c *Controller) nextSync() time.Time {
 	at := c.nextLook
 	if due, ok := c.Batcher.Next(); ok && due.Before(at) {
 		at = due
+	}
+	if c.nextExplained.Before(at) && c.Pending.Len() > 0 {
+		at = c.nextExplained
 	}
 	wait := resyncPeriod
 	first, some := c.later.Peek()
@@ -204,6 +224,10 @@ func (c *Controller) Sync() (due []demand.Request) {
 		c.nextLook = now.Add(waiting.LookPeriod)
 		c.look()
 	}
+	if now := c.Clock.Now(); !now.Before(c.nextExplained) {
+		c.nextExplained = now.Add(conditionPeriod)
+		c.explain()
+	}
 	var changed []*corev1.Pod
 	requests := c.Batcher.Due(c.validator(&changed), c.totals())
 	for _, pod := range changed {
@@ -211,6 +235,7 @@ func (c *Controller) Sync() (due []demand.Request) {
 	}
 	// What was decided for pods that are gone does not hold for those that come later.
 	c.Grants.KeepUnasked(c.Batcher.Has)
+	c.decisions.keep(c.Batcher.Has)
 	for _, request := range requests {
 		if len(request.PodSets) == 0 {
 			if members, required := c.Gangs.MembersOf(request.Key); int32(len(members)) < required {
@@ -247,6 +272,11 @@ func (c *Controller) priorityOf(pods []types.UID) (highest int32, ok bool) {
 // be another pod's.
 func (c *Controller) removePod(uid types.UID, work *waiting.Work) {
 	c.Batcher.Remove(uid)
+	if name, known := c.Pending.Name(uid); known {
+		if pod, err := c.Pods.Pods(name.Namespace).Get(name.Name); err == nil && pod.UID == uid {
+			c.settle(pod)
+		}
+	}
 	c.Pending.Remove(uid)
 	c.later.Delete(laterPod{uid: uid})
 	if was := c.Gate.Drop(uid); was != nil {

@@ -30,6 +30,8 @@ const (
 	// once, and the others if they still wait at a look after requestedAfter.
 	reasonRequested = "OverflowRequested"
 	reasonCapped    = "OverflowCapped"
+	reasonQueued    = "OverflowQueued"
+	reasonFailed    = "OverflowFailed"
 )
 
 // requestedAfter is how long pods wait for a grant before they get an event of the request:
@@ -113,7 +115,7 @@ func queued(r *broker.Reservation, message string) Event {
 	if rejections != "" {
 		message = rejections
 	}
-	return Event{corev1.EventTypeWarning, "OverflowQueued", key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
+	return Event{corev1.EventTypeWarning, reasonQueued, key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
 }
 
 // Granted: capacity can be used.
@@ -144,7 +146,7 @@ func Pooled(p *usage.Pool) Event {
 
 // failed: the capacity cannot be requested, or never be granted.
 func failed(key, message string, r *broker.Reservation) Event {
-	return Event{corev1.EventTypeWarning, "OverflowFailed", key, message, r}
+	return Event{corev1.EventTypeWarning, reasonFailed, key, message, r}
 }
 
 // maxAnswer is how much of the API server's answer is repeated in an event, in bytes.

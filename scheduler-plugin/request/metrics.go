@@ -7,7 +7,7 @@ import (
 
 // Values of the label of Writes: what is written.
 const (
-	WriteReservation, WriteEvent, WriteBinding, WriteEviction = "reservation", "event", "binding", "eviction"
+	WriteReservation, WriteEvent, WriteBinding, WriteEviction, WriteCondition = "reservation", "event", "binding", "eviction", "condition"
 )
 
 const resultRequested, resultCapped, resultFailed = "requested", "capped", "failed"
@@ -15,7 +15,7 @@ const resultRequested, resultCapped, resultFailed = "requested", "capped", "fail
 // Writes counts the writes of the plugin.
 var Writes = metrics.NewCounterVec(&metrics.CounterOpts{
 	Name: "overflow_writes_total",
-	Help: "Number of writes of this plugin to the API server for pods that may overflow, by kind: reservation, event, binding or eviction. Those of kube-scheduler itself, such as pod conditions, its own events and bindings to nodes of this cluster, are not counted.",
+	Help: "Number of writes of this plugin to the API server for pods that may overflow, by kind: reservation, event, binding, eviction or condition. Those of kube-scheduler itself, such as its own conditions of pods, its own events and bindings to nodes of this cluster, are not counted.",
 }, []string{"kind"})
 
 var (
@@ -36,7 +36,7 @@ func init() {
 	for _, result := range []string{resultRequested, resultCapped, resultFailed} {
 		requestsTotal.WithLabelValues(result)
 	}
-	for _, kind := range []string{WriteReservation, WriteEvent, WriteBinding, WriteEviction} {
+	for _, kind := range []string{WriteReservation, WriteEvent, WriteBinding, WriteEviction, WriteCondition} {
 		Writes.WithLabelValues(kind)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/scheduler-plugin/condition"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -33,8 +34,10 @@ func (c *Controller) recordStatus(key demand.Key, pods ...types.UID) {
 	}
 }
 
-// recordAll records an event on the pending pods of a request.
+// recordAll records what was decided on a request: in events of its pending pods, and for their
+// conditions.
 func (c *Controller) recordAll(request demand.Request, e Event) {
+	c.decisions.set(request.Key, &e)
 	for _, uid := range request.Pending {
 		c.record(uid, e)
 	}
@@ -76,10 +79,17 @@ func (c *Controller) recordRequested(request demand.Request, r *broker.Reservati
 }
 
 // look records on the pods that have waited for requestedAfter what is requested for them, and
-// what has become of that, unless they have an event of it.
+// what has become of that, unless they have an event of it. It settles the conditions of those that do
+// not wait any more.
 func (c *Controller) look() {
+	pods, err := c.Pods.List(labels.Everything())
+	if err != nil {
+		c.Log.Error(err, "Failed to list pods")
+	}
+	c.settleAll(pods)
+	c.conditions.Forget()
 	if c.Steers {
-		c.recordUnsteered()
+		c.recordUnsteered(pods)
 	}
 	needed := c.validator(new([]*corev1.Pod))
 	waiting, owners := map[demand.Key][]types.UID{}, map[demand.Key]metav1.OwnerReference{}
@@ -113,16 +123,15 @@ func (c *Controller) waitsForGrant(key demand.Key, r *broker.Reservation) bool {
 
 // recordUnsteered records on the pods that wait for another scheduler why they stay home, each
 // waiting.RepeatAfter. Nothing may report them: their scheduler changes them no more.
-func (c *Controller) recordUnsteered() {
-	pods, err := c.Pods.List(labels.Everything())
-	if err != nil {
-		c.Log.Error(err, "Failed to list the pods of other schedulers")
-		return
-	}
+func (c *Controller) recordUnsteered(pods []*corev1.Pod) {
 	recorded := map[types.UID]time.Time{}
 	for _, pod := range pods {
 		if !unsteered(pod) {
 			continue
+		}
+		if c.getPending(pod.UID, waiting.NameOf(pod)) != nil && OptedIn(c.Namespaces, pod.Namespace) {
+			e := notSteered()
+			c.conditions.Set(pod, condition.Waits(false, e.reason, e.message))
 		}
 		if at, known := c.unsteered[pod.UID]; known && c.Clock.Since(at) < waiting.RepeatAfter {
 			recorded[pod.UID] = at

@@ -122,6 +122,9 @@ func (c *Controller) reconcile(ctx context.Context, request demand.Request) (req
 	if d.limited != nil && (*d.limited || !d.write) {
 		c.setLimited(request.Key, *d.limited, d.request.Pods())
 	}
+	if d.event == nil && d.limited != nil && !d.write {
+		c.decisions.set(request.Key, nil)
+	}
 	if d.event != nil {
 		c.recordAll(request, *d.event)
 		if d.event.reason == reasonCapped {
@@ -146,6 +149,7 @@ func (c *Controller) reconcile(ctx context.Context, request demand.Request) (req
 		return c.writeFailed(log, d.request, err)
 	}
 	c.notRefused(request.Key, "")
+	c.decisions.set(request.Key, d.event)
 	c.setLimited(request.Key, *d.limited, d.request.Pods())
 	c.writes.raised(request.Key)
 	requestsTotal.WithLabelValues(resultRequested).Inc()

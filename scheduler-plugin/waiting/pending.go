@@ -17,8 +17,8 @@ import (
 
 // An event is repeated each RepeatAfter while its state lasts: API servers keep events for an
 // hour by default. What pods wait for is looked at each LookPeriod, and a pod has at most one event
-// of a reason in eventInterval: so each look can record one.
-const RepeatAfter, LookPeriod, eventInterval = time.Hour, time.Minute, 55 * time.Second
+// of a reason in EventInterval: so each look can record one.
+const RepeatAfter, LookPeriod, EventInterval = time.Hour, time.Minute, 55 * time.Second
 
 // PendingPods are the pods that PostFilter reported and that have no node yet, with
 // the events that they have got. Safe for concurrent use.
@@ -60,6 +60,13 @@ func (p *PendingPods) Remove(uid types.UID) {
 	delete(p.pods, uid)
 }
 
+// Len is the number of pods.
+func (p *PendingPods) Len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.pods)
+}
+
 // Has reports whether a pod is one of them.
 func (p *PendingPods) Has(uid types.UID) bool {
 	_, ok := p.Name(uid)
@@ -88,7 +95,7 @@ func (p *PendingPods) In(namespace string, f func(types.UID, types.NamespacedNam
 	}
 }
 
-// Announce reports whether a pod is to get an event: one of each reason in eventInterval,
+// Announce reports whether a pod is to get an event: one of each reason in EventInterval,
 // because what a provider lacks may change each second, for thousands of pods that wait; and in
 // RepeatAfter if it repeats the last one, which has the same key. placed, if it is not nil, says
 // whether the pod has a place, and with one it gets none; it is called under the lock, because the
@@ -101,7 +108,7 @@ func (p *PendingPods) Announce(uid types.UID, reason, key string, now time.Time,
 		return false
 	}
 	last, known := pod.events[reason]
-	if age := now.Sub(last.at); known && (age < eventInterval || last.key == key && age < RepeatAfter) {
+	if age := now.Sub(last.at); known && (age < EventInterval || last.key == key && age < RepeatAfter) {
 		return false
 	}
 	pod.events[reason] = lastEvent{key, now}

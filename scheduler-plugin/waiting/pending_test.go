@@ -56,7 +56,7 @@ func TestUntriedPodsCounted(t *testing.T) {
 	})
 }
 
-// TestOneEventForEachState: a pod gets an event of a reason once in eventInterval, and once in an hour
+// TestOneEventForEachState: a pod gets an event of a reason once in EventInterval, and once in an hour
 // if it is the same as the last one.
 func TestOneEventForEachState(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -66,8 +66,8 @@ func TestOneEventForEachState(t *testing.T) {
 	}{
 		"the same, within an hour":      {"paris=NoFit", RepeatAfter - time.Second, false},
 		"the same, after an hour":       {"paris=NoFit", RepeatAfter, true},
-		"another one, at once":          {"paris=Closed", eventInterval - time.Second, false},
-		"another one, at the next look": {"paris=Closed", eventInterval, true},
+		"another one, at once":          {"paris=Closed", EventInterval - time.Second, false},
+		"another one, at the next look": {"paris=Closed", EventInterval, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, now := NewPendingPods(), time.Unix(1000, 0)

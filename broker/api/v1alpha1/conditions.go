@@ -51,6 +51,11 @@ const (
 // DisruptionTarget has.
 const PodMustLeave corev1.PodConditionType = Group + "/MustLeave"
 
+// PodOverflow is the condition of a pod of an opted-in namespace that has waited for a node for some
+// time: False with what it waits for, and True once it has a place, with where that is. The scheduler
+// plugin sets it, and removes it from a pod that is not to overflow any more.
+const PodOverflow corev1.PodConditionType = Group + "/Overflow"
+
 // ReasonReleased is the reason of condition Enforced of a ProviderInstruction once
 // the provider holds nothing for it any more, and of the conditions of a Reservation that
 // has been deleted.

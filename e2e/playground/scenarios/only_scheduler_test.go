@@ -75,7 +75,7 @@ func TestOnlyScheduler(t *testing.T) {
 		}
 		if !slices.ContainsFunc(greedy.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable &&
-				strings.Contains(c.Message, "no reservation for this pod (provider paris)")
+				strings.Contains(c.Message, "no reservation for this pod (provider paris), whose namespace has not opted in")
 		}) {
 			return fmt.Errorf("bound to %q: %v", greedy.Spec.NodeName, greedy.Status.Conditions)
 		}

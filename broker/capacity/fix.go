@@ -1,0 +1,52 @@
+package capacity
+
+import (
+	"cmp"
+	"slices"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// remedies have the reasons of rejections, those that came closest first, and what to do about them.
+var remedies = []struct {
+	fix     string
+	reasons []string
+}{
+	{"Wait, request less, or add nodes there.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
+	{"Wait: it is asked again. Or correct what it says.", []string{"Refused", "NotAnswering", "Unusable"}},
+	{"Raise the budget of the OverflowPolicy, or wait for a lower price.", []string{"OverBudget", "PriceUnknown"}},
+	{"Request capacity for fewer pods, or larger providers.", []string{"TooManyProviders"}},
+	{"Select nodes by labels that nodes there have, and tolerate their taints, or select none.", []string{ReasonNoMatchingNodes}},
+	{"Let the pod comply with the Pod Security Standard restricted, or ask the provider for guests.podSecurity=baseline.", []string{ReasonPodSecurityViolated}},
+	{"Let this cluster reach the provider's API server.", []string{"Unreachable"}},
+	{"Check the agent of that cluster, and that it reaches the broker.", []string{"AdvertisementStale", "ClusterInactive"}},
+	{"Let the placement of the OverflowPolicy allow that cluster.", []string{"Excluded", "OtherZone", "OtherRegion"}},
+	{"Correct or remove targetClusterID.", []string{"PinnedElsewhere"}},
+	{"Ask its administrator to lend to this cluster (lend.enabled, lend.consumers).", []string{ReasonConsumerNotAdmitted, ReasonLendingDisabled}},
+}
+
+// Fix is what to do about a rejection for a reason; "" if there is nothing.
+func Fix(reason string) string {
+	if i := rank(reason); i < len(remedies) {
+		return remedies[i].fix
+	}
+	return ""
+}
+
+// Closest is the rejection of the cluster that came closest to being chosen; nil if there is none.
+func Closest(rejections []broker.ClusterRejection) *broker.ClusterRejection {
+	if len(rejections) == 0 {
+		return nil
+	}
+	closest := slices.MinFunc(rejections, func(a, b broker.ClusterRejection) int { return cmp.Compare(rank(a.Reason), rank(b.Reason)) })
+	return &closest
+}
+
+func rank(reason string) int {
+	for i, r := range remedies {
+		if slices.Contains(r.reasons, reason) {
+			return i
+		}
+	}
+	return len(remedies)
+}
