@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/spillway-dev/spillway/broker/events"
+	"github.com/spillway-dev/spillway/broker/internal/acceptance"
 	"github.com/spillway-dev/spillway/broker/internal/advertisement"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/leadership"
@@ -67,6 +68,12 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
 	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)); err != nil {
 		return nil, err
+	}
+	if p.undecoded != nil { // a process of its own
+		configs := &acceptance.Writer{Client: mgr.GetClient(), Namespace: p.Namespace, Clock: p.Clock}
+		if err := mgr.Add(configs); err != nil {
+			return nil, fmt.Errorf("setting up the status of BrokerConfigs: %w", err)
+		}
 	}
 	rest, err := server.New(mgr, server.Options{
 		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Store: committer.Store,

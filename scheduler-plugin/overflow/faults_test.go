@@ -339,8 +339,9 @@ func firstCome(c *testCluster, ns string) {
 	for i := range 4 {
 		c.expectEvent(ns, fmt.Sprint("first-", i), "OverflowCapped", "0 of ")
 	}
+	former := policy.DeepCopy() // without what its status says meanwhile
 	policy.Spec.MaxResources.CPU = ptr.To(resource.MustParse("5"))
-	expect.NoError(c.t, c.Update(c.t.Context(), policy))
+	expect.NoError(c.t, c.Patch(c.t.Context(), policy, client.MergeFrom(former)))
 	// It is requested again 15 s later.
 	first := c.expectReservation(ns, "first", 4)
 	c.app(ns, "second", "1", 4)

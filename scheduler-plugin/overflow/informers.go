@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/moves"
+	"github.com/spillway-dev/spillway/scheduler-plugin/policies"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
@@ -42,7 +43,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	policies, err := newInformer("overflowpolicies", metav1.NamespaceAll, &broker.OverflowPolicy{}, "")
+	overflowPolicies, err := newInformer("overflowpolicies", metav1.NamespaceAll, &broker.OverflowPolicy{}, "")
 	if err != nil {
 		return err
 	}
@@ -77,8 +78,8 @@ func (p *Plugin) start(ctx context.Context) error {
 		},
 		Keys: p.keys, Gangs: p.gangs, Untried: untried, Pending: p.pending, AskAfter: p.args.AskAfter.Duration,
 		Pods: core.Pods().Lister(), Namespaces: p.namespaces,
-		Reservations: p.reservations, Policies: request.PolicyCache{Decoded: policies.GetIndexer(), Objects: objects},
-		Synced: func() bool { return p.synced() && policies.HasSynced() }, Counted: p.counted,
+		Reservations: p.reservations, Policies: request.PolicyCache{Decoded: overflowPolicies.GetIndexer(), Objects: objects},
+		Synced: func() bool { return p.synced() && overflowPolicies.HasSynced() }, Counted: p.counted,
 		Active:   func() bool { return p.scheduling.Load() || p.leads() || noNodes() },
 		Recorder: p.handle.EventRecorder(), Client: p.handle.ClientSet(),
 		Profile: p.handle.ProfileName(), Steers: p.handle.ProfileName() == broker.SchedulerName,
@@ -90,6 +91,11 @@ func (p *Plugin) start(ctx context.Context) error {
 		Nodes: p.nodes, Namespaces: p.namespaces, Pods: controller.Pods,
 		Ready: func() bool { return (p.scheduling.Load() || p.leads()) && controller.Synced() && p.counted() },
 	})
+	statuses := &policies.Writer{
+		Log: log, Clock: clock.RealClock{}, Client: client, Policies: controller.Policies, Namespaces: p.namespaces, Reservations: p.reservations,
+		Ready: func() bool { return controller.Active() && controller.Synced() && p.counted() },
+	}
+	go statuses.Run(ctx)
 	go objects.Run(ctx, p.handle.EventRecorder())
 	go mover.Run(ctx)
 	go p.owners.run(ctx, func() {
@@ -98,7 +104,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	})
 	go p.gangs.Run(ctx, controller.Waker.Activate, p.queue.AddRequirement)
 	go reservations.RunWithContext(ctx)
-	go policies.RunWithContext(ctx)
+	go overflowPolicies.RunWithContext(ctx)
 	go instructions.RunWithContext(ctx)
 	go controller.Run(ctx)
 	return nil

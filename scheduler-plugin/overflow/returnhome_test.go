@@ -118,8 +118,9 @@ func returnsHome(c *testCluster, ns string) {
 	c.expectNoMove(ns, "web", "the room has to stay", abroad)
 	c.create(schedulerPod(ns, "filler", "4", inPool(ns)))
 	c.expectPods(ns, "filler", map[string]int{home: 1})
+	former := policy.DeepCopy() // without what its status says meanwhile
 	policy.Spec.ReturnHome = returnAfter(time.Second, time.Second)
-	expect.NoError(c.t, c.Update(c.t.Context(), policy))
+	expect.NoError(c.t, c.Patch(c.t.Context(), policy, client.MergeFrom(former)))
 	c.expectNoMove(ns, "web", "the room has vanished", abroad)
 
 	expect.NoError(c.t, c.Delete(c.t.Context(), schedulerPod(ns, "filler", "4")))

@@ -229,6 +229,7 @@ func (c *testCluster) grantRoles() {
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{broker.Group}, Resources: []string{"reservations"}, Verbs: []string{"list", "watch", "create", "patch"}},
 			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies", "reservationinstructions"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{broker.Group}, Resources: []string{"overflowpolicies/status"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"scheduling.x-k8s.io"}, Resources: []string{"podgroups"}, Verbs: []string{"list", "watch"}},

@@ -2,7 +2,9 @@ package request
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -133,7 +135,7 @@ func allowed(in input, request demand.Request) (units int32, short corev1.Resour
 func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
 	n = math.MaxInt32
 	for name, each := range each {
-		most := limitOf(limit, name)
+		most := LimitOf(limit, name)
 		if most == nil || each.Sign() <= 0 { // what a gang of several shapes requests further may be nothing
 			continue
 		}
@@ -146,9 +148,9 @@ func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others c
 	return n, short
 }
 
-// limitOf returns the limit of a resource, nil if it has none. A limit of zero is
+// LimitOf returns the limit of a resource, nil if it has none. A limit of zero is
 // one too, which ResourceQuantities.List leaves out.
-func limitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Quantity {
+func LimitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Quantity {
 	switch name {
 	case corev1.ResourceCPU:
 		return q.CPU
@@ -163,6 +165,17 @@ func limitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Qu
 		return &limit
 	}
 	return nil
+}
+
+// Limits are the resources that have a limit.
+func Limits(q broker.ResourceQuantities) []corev1.ResourceName {
+	names := slices.Sorted(maps.Keys(q.Extended))
+	for _, name := range []corev1.ResourceName{corev1.ResourceEphemeralStorage, broker.ResourceGPU, corev1.ResourceMemory, corev1.ResourceCPU} {
+		if LimitOf(q, name) != nil {
+			names = slices.Insert(names, 0, name)
+		}
+	}
+	return names
 }
 
 // quotient returns how often each fits in left.

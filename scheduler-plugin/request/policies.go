@@ -22,7 +22,7 @@ type PolicyCache struct {
 
 // List returns the policies as they are now.
 func (c PolicyCache) List() Policies {
-	p := Policies{undecoded: c.Objects.Of("OverflowPolicy")}
+	p := Policies{Undecoded: c.Objects.Of("OverflowPolicy")}
 	for _, obj := range c.Decoded.List() {
 		p.Decoded = append(p.Decoded, obj.(*broker.OverflowPolicy))
 	}
@@ -32,7 +32,7 @@ func (c PolicyCache) List() Policies {
 // Policies are all policies of a cluster.
 type Policies struct {
 	Decoded   []*broker.OverflowPolicy
-	undecoded []broker.Undecoded
+	Undecoded []broker.Undecoded
 }
 
 // Of returns the policy of a namespace: the first by name that selects it, or nil. If that one
@@ -40,15 +40,15 @@ type Policies struct {
 func (p Policies) Of(namespace *corev1.Namespace) (*broker.OverflowPolicy, error) {
 	var first *broker.OverflowPolicy
 	unknown := map[string]bool{}
-	for _, u := range p.undecoded {
+	for _, u := range p.Undecoded {
 		unknown[u.Name] = true // what it was before has been changed
 	}
 	for _, policy := range p.Decoded {
-		if !unknown[policy.Name] && selects(policy.Spec.NamespaceSelector, namespace) && (first == nil || policy.Name < first.Name) {
+		if !unknown[policy.Name] && Selects(policy.Spec.NamespaceSelector, namespace) && (first == nil || policy.Name < first.Name) {
 			first = policy
 		}
 	}
-	for _, u := range p.undecoded {
+	for _, u := range p.Undecoded {
 		if (first == nil || u.Name < first.Name) && undecodedSelects(u, namespace) {
 			return nil, fmt.Errorf("OverflowPolicy %s, which applies to namespace %s, cannot be decoded: %s: correct it", u.Name, namespace.Name, u.Message)
 		}
@@ -56,9 +56,9 @@ func (p Policies) Of(namespace *corev1.Namespace) (*broker.OverflowPolicy, error
 	return first, nil
 }
 
-// selects reports whether a selector selects a namespace. One that cannot be parsed selects none:
+// Selects reports whether a selector selects a namespace. One that cannot be parsed selects none:
 // it does not say which it is meant for, and the others must not wait for its correction.
-func selects(selector metav1.LabelSelector, namespace *corev1.Namespace) bool {
+func Selects(selector metav1.LabelSelector, namespace *corev1.Namespace) bool {
 	parsed, err := metav1.LabelSelectorAsSelector(&selector)
 	return err == nil && parsed.Matches(labels.Set(namespace.Labels))
 }
@@ -70,7 +70,7 @@ func undecodedSelects(policy broker.Undecoded, namespace *corev1.Namespace) bool
 			NamespaceSelector metav1.LabelSelector `json:"namespaceSelector"`
 		} `json:"spec"`
 	}
-	return json.Unmarshal(policy.Raw, &only) == nil && selects(only.Spec.NamespaceSelector, namespace)
+	return json.Unmarshal(policy.Raw, &only) == nil && Selects(only.Spec.NamespaceSelector, namespace)
 }
 
 // OptedIn reports whether the pods of a namespace may overflow.

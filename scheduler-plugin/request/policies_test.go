@@ -41,15 +41,15 @@ func TestUndecodedPolicyStopsItsNamespacesOnly(t *testing.T) {
 		policies Policies
 		want     string
 	}{
-		"selects all":            {"a policy without a selector applies to all", Policies{undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"selects it":             {"the selector can be decoded", Policies{undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"shop"}}}`)}, "error"},
-		"selects others":         {"the namespace has another policy", Policies{Decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"bank"}}}`)}, "z"},
-		"after another":          {"the first by name applies", Policies{Decoded: []*broker.OverflowPolicy{policy("a")}, undecoded: undecoded(`{"duration":"1d"}`)}, "a"},
-		"before another":         {"the namespace must not be without its limits", Policies{Decoded: []*broker.OverflowPolicy{policy("z")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"its last version":       {"what it was before has been changed", Policies{Decoded: []*broker.OverflowPolicy{policy("m")}, undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
-		"unknown operator":       {"it does not say which namespaces it is for", Policies{undecoded: undecoded(`{"namespaceSelector":{"matchExpressions":[{"key":"team","operator":"Unlike"}]}}`)}, ""},
-		"a label that none has":  {"no namespace can have it", Policies{undecoded: undecoded(`{"namespaceSelector":{"matchLabels":{"team":"a b"}}}`)}, ""},
-		"selector of other type": {"it does not say which namespaces it is for", Policies{undecoded: undecoded(`{"namespaceSelector":"shop"}`)}, ""},
+		"selects all":            {"a policy without a selector applies to all", Policies{Undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"selects it":             {"the selector can be decoded", Policies{Undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"shop"}}}`)}, "error"},
+		"selects others":         {"the namespace has another policy", Policies{Decoded: []*broker.OverflowPolicy{policy("z")}, Undecoded: undecoded(`{"duration":"1d","namespaceSelector":{"matchLabels":{"team":"bank"}}}`)}, "z"},
+		"after another":          {"the first by name applies", Policies{Decoded: []*broker.OverflowPolicy{policy("a")}, Undecoded: undecoded(`{"duration":"1d"}`)}, "a"},
+		"before another":         {"the namespace must not be without its limits", Policies{Decoded: []*broker.OverflowPolicy{policy("z")}, Undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"its last version":       {"what it was before has been changed", Policies{Decoded: []*broker.OverflowPolicy{policy("m")}, Undecoded: undecoded(`{"duration":"1d"}`)}, "error"},
+		"unknown operator":       {"it does not say which namespaces it is for", Policies{Undecoded: undecoded(`{"namespaceSelector":{"matchExpressions":[{"key":"team","operator":"Unlike"}]}}`)}, ""},
+		"a label that none has":  {"no namespace can have it", Policies{Undecoded: undecoded(`{"namespaceSelector":{"matchLabels":{"team":"a b"}}}`)}, ""},
+		"selector of other type": {"it does not say which namespaces it is for", Policies{Undecoded: undecoded(`{"namespaceSelector":"shop"}`)}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := tc.policies.Of(namespace)

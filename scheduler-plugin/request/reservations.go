@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -159,6 +160,12 @@ func (s *Reservations) ByKey(key demand.Key) ([]*broker.Reservation, error) {
 		all = append(all, obj.(*broker.Reservation))
 	}
 	return all, nil
+}
+
+// Requested sums up what the Reservations of a namespace request.
+func (s *Reservations) Requested(namespace string) (corev1.ResourceList, error) {
+	all, err := s.list(namespace)
+	return requestedResources(all, ""), err
 }
 
 // dropDeleted drops the own write to the Reservation of a key that the cache shows as

@@ -8,60 +8,49 @@ import (
 // Changes take effect without a restart.
 type BrokerConfigSpec struct {
 	// weights of the scoring rules. Defaults to 70 for resources and 30 for cost.
-	// +optional
 	Weights *ScoreWeights `json:"weights,omitempty"`
 	// quotas limit what one cluster uses of the broker.
-	// +optional
 	Quotas *Quotas `json:"quotas,omitempty"`
 	// joining decides which clusters may use the broker.
-	// +optional
 	Joining *Joining `json:"joining,omitempty"`
 	// staleAfter is the time since a cluster's last advertisement after which the
 	// cluster is inactive.
-	// +optional
 	// +kubebuilder:default="10m"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="staleAfter must be a duration of 1s or more, such as 10m; a day is 24h"
 	StaleAfter *metav1.Duration `json:"staleAfter,omitempty"`
 	// freshFor is the maximum age of an advertisement on which new pods are placed.
 	// The default is three advertisement intervals of the agents.
-	// +optional
 	// +kubebuilder:default="90s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="freshFor must be a duration of 1s or more, such as 90s; a day is 24h"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
 	// maxDuration is the maximum lease of a Reservation. A Reservation whose spec.duration
 	// is longer, or unset, gets this one. No maximum if unset.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="maxDuration must be a duration of 1s or more, such as 24h for a day"
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// defaultLease is how long a Reservation outlives the last sign of life of its consumer:
 	// an advertisement or a renewal. Its own duration, or maxDuration, may end it earlier.
-	// +optional
 	// +kubebuilder:default="1h"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="defaultLease must be a duration of 1s or more, such as 1h; a day is 24h"
 	DefaultLease *metav1.Duration `json:"defaultLease,omitempty"`
 	// proofDeadline is how long a provider may take to accept or refuse an attempt, and
 	// again for each 250 pods of it, at most ten times. After that, the Reservation is placed elsewhere, and the
 	// provider gets no other requests for the time of retryAfter unless it answers.
-	// +optional
 	// +kubebuilder:default="30s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="proofDeadline must be a duration of 1s or more, such as 30s; a day is 24h"
 	ProofDeadline *metav1.Duration `json:"proofDeadline,omitempty"`
 	// retryAfter is the time after which a provider that has refused a shape, or has not
 	// answered, is asked again. Each further refusal doubles it, up to 16 times.
-	// +optional
 	// +kubebuilder:default="30s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="retryAfter must be a duration of 1s or more, such as 30s; a day is 24h"
 	RetryAfter *metav1.Duration `json:"retryAfter,omitempty"`
 	// queueing decides whether a Reservation may pass those before it in the queue.
 	// Conservative: only if the capacity that the first one waits for stays free. None: the queue
 	// only orders who is tried first, and a large request may wait indefinitely.
-	// +optional
 	// +kubebuilder:default=Conservative
 	Queueing Queueing `json:"queueing,omitempty"`
 	// keepFreeFor is how long capacity may stay free for a Reservation in the queue, from when
 	// it began to wait or its spec last changed. After that, others may use it. Without it, or
 	// with 0s, it is free for as long as the Reservation waits.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="keepFreeFor must be a duration of 0s or more, such as 30m; a day is 24h"
 	KeepFreeFor *metav1.Duration `json:"keepFreeFor,omitempty"`
 }
@@ -70,11 +59,9 @@ type BrokerConfigSpec struct {
 // certificates; spec.approval of a ClusterRegistration ends the access of one that has joined.
 type Joining struct {
 	// admission of a cluster about which no operator has decided.
-	// +optional
 	// +kubebuilder:default=Automatic
 	Admission Admission `json:"admission,omitempty"`
 	// allowed are the IDs of the clusters that may join. Empty means all.
-	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=10000
 	// +kubebuilder:validation:items:MaxLength=40
@@ -121,19 +108,34 @@ type ScoreWeights struct {
 	Cost int32 `json:"cost"`
 }
 
+// BrokerConfigStatus says whether the broker uses a BrokerConfig. The broker writes it.
+type BrokerConfigStatus struct {
+	// conditions of the BrokerConfig: Accepted.
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// observedGeneration is the metadata.generation that the status was computed for.
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
 // BrokerConfig configures the broker. Only the object named "default" in the
-// broker's namespace is used; without it the defaults apply.
+// broker's namespace is used; without it the defaults apply. In another namespace it has no status.
 // +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == 'default'",message="a BrokerConfig must be named default: the broker uses no other"
 // +kubebuilder:resource:shortName=bcfg,categories=spillway
+// +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
 // +kubebuilder:printcolumn:name="Resources",type=integer,JSONPath=`.spec.weights.resources`
 // +kubebuilder:printcolumn:name="Cost",type=integer,JSONPath=`.spec.weights.cost`
 // +kubebuilder:printcolumn:name="Stale After",type=string,JSONPath=`.spec.staleAfter`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].message`
 type BrokerConfig struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec BrokerConfigSpec `json:"spec,omitempty"`
+	Spec   BrokerConfigSpec   `json:"spec,omitempty"`
+	Status BrokerConfigStatus `json:"status,omitempty"`
 }
 
 // BrokerConfigList is a list of BrokerConfig.

@@ -14,10 +14,8 @@ type ClusterRegistrationSpec struct {
 	// approval is the operator's decision. Without it, spec.joining of the BrokerConfig decides.
 	// Revoked ends the cluster's access within seconds, its Reservations, and those of others in
 	// it; its cluster ID remains taken.
-	// +optional
 	Approval RegistrationApproval `json:"approval,omitempty"`
 	// invitation lets one key join as this cluster, without the shared join token.
-	// +optional
 	Invitation *Invitation `json:"invitation,omitempty"`
 }
 
@@ -58,18 +56,14 @@ const (
 // The broker writes it.
 type ClusterRegistrationStatus struct {
 	// phase of the registration.
-	// +optional
 	Phase RegistrationPhase `json:"phase,omitempty"`
 	// keyFingerprint is the SHA-256 of the cluster's public key (SPKI), in hex. No
 	// other key can join with the same cluster ID until the registration is deleted. Empty before
 	// the cluster joins, and with certificates of another authority.
-	// +optional
 	KeyFingerprint string `json:"keyFingerprint,omitempty"`
 	// certificateFingerprint is the SHA-256 of the newest certificate, in hex.
-	// +optional
 	CertificateFingerprint string `json:"certificateFingerprint,omitempty"`
 	// notAfter is the expiration time of the newest certificate.
-	// +optional
 	NotAfter *metav1.Time `json:"notAfter,omitempty"`
 }
 

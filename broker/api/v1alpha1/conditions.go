@@ -43,6 +43,9 @@ const (
 	ConditionWithinGrant = "WithinGrant"
 	// ConditionReported of a Reservation in the consumer: the broker has received it.
 	ConditionReported = "Reported"
+	// ConditionAccepted of an OverflowPolicy: it applies to a namespace; of a BrokerConfig: the
+	// broker uses it.
+	ConditionAccepted = "Accepted"
 )
 
 // PodMustLeave is the condition of a guest, and of its overflowed pod, that is True if the

@@ -444,20 +444,15 @@ type ReservationStatus struct {
 	// owner of what the capacity is for: in the consumer the owner of the pods, such as
 	// "Deployment/web", or "by hand"; in the hub the Reservation there, such as
 	// "rome/shop/web-5f0c".
-	// +optional
 	Owner string `json:"owner,omitempty"`
 	// wanted is what the Reservation requests, such as "5 pods".
-	// +optional
 	Wanted string `json:"wanted,omitempty"`
 	// granted is what the providers have accepted of it, such as "3 pods".
-	// +optional
 	Granted string `json:"granted,omitempty"`
 	// where are the providers of the allocations, such as "paris, berlin".
-	// +optional
 	Where string `json:"where,omitempty"`
 	// pricePerHour of all allocations, such as "0.25 EUR", or "0.25 EUR + unknown" if some of the
 	// providers state no price. Unset if none does.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}( \+ ([0-9]+(\.[0-9]+)? [A-Z]{3}|unknown))*$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// conditions of the Reservation. All are positive, that is, True is the desired
