@@ -53,7 +53,7 @@ func TestExamples(t *testing.T) {
 		}
 		kinds[object.GetKind()]++
 	}
-	for kind, atLeast := range map[string]int{"Reservation": 5, "OverflowPolicy": 1, "BrokerConfig": 1} {
+	for kind, atLeast := range map[string]int{"Reservation": 5, "OverflowPolicy": 1, "BrokerConfig": 1, "ClusterAdvertisement": 1} {
 		if kinds[kind] < atLeast {
 			t.Errorf("%d examples of kind %s, want %d", kinds[kind], kind, atLeast)
 		}

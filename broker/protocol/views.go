@@ -28,6 +28,14 @@ type ConsumerList struct {
 	Items []ConsumerView `json:"items"`
 }
 
+// ReservationList is the response to GET on PathReservations without a role.
+type ReservationList struct {
+	// Requester are the caller's reservations.
+	Requester []ConsumerView `json:"requester"`
+	// Provider are the holds on the caller.
+	Provider []ProviderView `json:"provider"`
+}
+
 // ProviderList is the response to GET on PathReservations with role provider.
 type ProviderList struct {
 	Items []ProviderView `json:"items"`

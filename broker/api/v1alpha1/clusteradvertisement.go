@@ -25,11 +25,14 @@ type ClusterAdvertisementSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	PeerKey string `json:"peerKey,omitempty"`
-	// lending is whether and to whom the cluster provides capacity.
+	// lending is whether and to whom the cluster provides capacity. Defaults to all.
+	// +optional
+	// +kubebuilder:default={enabled: true}
 	Lending Lending `json:"lending"`
 	// resources is the sum over the cluster's Ready, schedulable, real nodes.
 	Resources AdvertisedResources `json:"resources"`
-	// nodeClasses describe these nodes, grouped by what a pod can select.
+	// nodeClasses describe these nodes, grouped by what a pod can select. Without any, the
+	// cluster counts as one node.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NodeClasses []NodeClass `json:"nodeClasses,omitempty"`
@@ -65,7 +68,8 @@ type ClusterAdvertisementSpec struct {
 	// only: no decision compares it with another clock. In the hub, it is that of the last
 	// change: status.active is whether the cluster advertises.
 	Timestamp metav1.Time `json:"timestamp"`
-	// sequence increases with each measurement of one agent process.
+	// sequence increases with each measurement of one agent process; 0 if it does not count.
+	// +optional
 	Sequence int64 `json:"sequence"`
 }
 
@@ -94,6 +98,14 @@ type AdvertisedResources struct {
 	// allocated is the sum of the requests of the pods bound to the nodes, except
 	// guests.
 	Allocated ResourceQuantities `json:"allocated"`
+	// available is allocatable less allocated and reserved. The broker uses it in place of
+	// nodeClasses only; status.available is its own account.
+	// +optional
+	Available *ResourceQuantities `json:"available,omitempty"`
+	// reserved is what the cluster counts as reserved. The broker does not use it: its ledger
+	// decides.
+	// +optional
+	Reserved *ResourceQuantities `json:"reserved,omitempty"`
 }
 
 // NodeClass is a group of nodes that are the same to a pod, except for their free

@@ -116,7 +116,7 @@ func (c *claimant) couldTakeOf(spec *broker.ClusterAdvertisementSpec, unallocate
 		used.Add(capacity.Ceil(spec.ObservedHolds[i].Used.List()), 1)
 	}
 	fits := func(set broker.PodSet, request capacity.Vector) bool {
-		return slices.ContainsFunc(spec.NodeClasses, func(class broker.NodeClass) bool {
+		return slices.ContainsFunc(capacity.ClassesOf(spec), func(class broker.NodeClass) bool {
 			return capacity.Matches(&class, set) && (request == nil || request.FitsIn(largestNode(&class, used)) > 0)
 		})
 	}

@@ -170,8 +170,9 @@ func (e *entry) prepare() {
 		}
 		e.account.Free = e.account.Available
 		e.free = e.before
-		if e.free == nil || !capacity.SameClasses(e.free.classes, e.spec.NodeClasses) || !e.free.room.Covers(e.account.Allocatable, e.account.Available) {
-			e.free = &free{e.spec.NodeClasses, e.catalog.Room(e.spec.NodeClasses, e.account.Allocatable, e.account.Available)}
+		classes := capacity.ClassesOf(e.spec)
+		if e.free == nil || !capacity.SameClasses(e.free.classes, classes) || !e.free.room.Covers(e.account.Allocatable, e.account.Available) {
+			e.free = &free{classes, e.catalog.Room(classes, e.account.Allocatable, e.account.Available)}
 		}
 		e.room = e.free.room.Less(unused(e.spec, e.holds))
 		e.keepFree(e.claim)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,12 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -75,6 +78,7 @@ func TestReservations(t *testing.T) {
 		"Renewal":               renewal,
 		"ForgottenCluster":      forgottenCluster,
 		"RevokedCluster":        revokedCluster,
+		"AdvertisedByHand":      advertisedByHand,
 		"ExpiredInvitation":     expiredInvitation,
 		"UnregisteredCluster":   unregisteredCluster,
 		"Validation":            validation,
@@ -1198,6 +1202,57 @@ func (e *env) expectEnding(name string) {
 		}
 		return errors.New("it stays")
 	})
+}
+
+// advertisedByHand: an advertisement that was made by hand, as the original system's samples are,
+// counts as received when it is changed.
+func advertisedByHand(e *env) {
+	e.start(nil)
+	text, err := os.ReadFile("../../../charts/broker/examples/clusteradvertisement.yaml")
+	expect.NoError(e, err)
+	// As kubectl sends it, without the fields that it does not have.
+	sample := &unstructured.Unstructured{}
+	expect.NoError(e, yaml.UnmarshalStrict(text, &sample.Object))
+	sample.SetNamespace(e.namespace)
+	ad := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: sample.GetName()}}
+	e.register(ad.Name)
+	expect.NoError(e, e.client.Create(e.Context(), sample))
+	e.eventually("its score", func() error {
+		if ad := e.ad(ad.Name); !ad.Status.Active || ad.Status.Score == "" || ad.Status.Available.CPU.String() != "10" {
+			return fmt.Errorf("the status is %+v", ad.Status)
+		}
+		return nil
+	})
+	asked := func(name, cpu, memory string) {
+		e.request(name, 0, func(r *broker.Reservation) {
+			total := broker.FromList(expect.Resources("cpu", cpu, "memory", memory))
+			r.Spec.PodSets, r.Spec.RequestedResources, r.Spec.RequesterID = nil, &total, "rome"
+		})
+	}
+	asked("small", "2", "4Gi")
+	e.expect("small", broker.ReservationReserved, "cpu 2, memory 4Gi in cluster-1")
+	if r := e.get("small"); len(r.Status.Allocations) != 1 || r.Status.Allocations[0].Cluster != ad.Name {
+		e.Errorf("it is in %+v", r.Status.Allocations)
+	}
+	asked("impossible", "20", "50Gi")
+	e.expectCondition("impossible", broker.ConditionReady, false, "which is more than all nodes of the providers together have")
+	if phase := e.get("impossible").Status.Phase; phase != broker.ReservationFailed {
+		e.Errorf("it is %s", phase)
+	}
+
+	// It ages, until it is changed.
+	phase := func(want broker.AdvertisementPhase, patch string) {
+		expect.NoError(e, e.client.Patch(e.Context(), ad, client.RawPatch(types.MergePatchType, []byte(patch))))
+		e.eventually("it to be "+string(want), func() error {
+			if got := e.ad(ad.Name).Status.Phase; got != want {
+				return fmt.Errorf("it is %s", got)
+			}
+			return nil
+		})
+	}
+	e.clock.Step(11 * time.Minute)
+	phase(broker.AdvertisementStale, `{"metadata":{"labels":{"seen":"no"}}}`)
+	phase(broker.AdvertisementActive, `{"spec":{"timestamp":"2025-11-19T16:11:00Z"}}`)
 }
 
 // An invitation that was not used ends when it expires, and a used one does not.

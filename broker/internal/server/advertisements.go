@@ -26,7 +26,8 @@ func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, calle
 	if err := s.admitAdvertisement(caller, advertisementTokens(r)); err != nil {
 		return err
 	}
-	var spec broker.ClusterAdvertisementSpec
+	// As the API server's default.
+	spec := broker.ClusterAdvertisementSpec{Lending: broker.Lending{Enabled: true}}
 	if err := decode(r, &spec); err != nil {
 		return err
 	}

@@ -237,6 +237,8 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.views.Consumer(caller, "")})
 	case role == protocol.RoleProvider:
 		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
+	case role == "" && !watching(r):
+		return respond(w, http.StatusOK, protocol.ReservationList{Requester: s.views.Consumer(caller, ""), Provider: s.providerViews(caller, "")})
 	}
 	return invalidRole()
 }

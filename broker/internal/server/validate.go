@@ -12,6 +12,7 @@ import (
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -167,6 +168,7 @@ func validateAdvertisement(spec *broker.ClusterAdvertisementSpec) error {
 		"resources.allocatable": spec.Resources.Allocatable,
 		"resources.allocated":   spec.Resources.Allocated,
 	}
+	amounts["resources.available"], amounts["resources.reserved"] = ptr.Deref(spec.Resources.Available, broker.ResourceQuantities{}), ptr.Deref(spec.Resources.Reserved, broker.ResourceQuantities{})
 	nodes := int64(0)
 	for i, class := range spec.NodeClasses {
 		// They are copied into the status of Reservations, whose size is bounded on that.
