@@ -14,15 +14,12 @@ type ClusterAdvertisementSpec struct {
 	// +kubebuilder:validation:MaxLength=40
 	ClusterID string `json:"clusterID"`
 	// clusterName is a display name. Defaults to the cluster ID.
-	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ClusterName string `json:"clusterName,omitempty"`
 	// endpointURL is the URL at which consumers reach the cluster's API server.
-	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	EndpointURL string `json:"endpointURL,omitempty"`
 	// peerKey is the public key (X25519, base64) that encrypts messages to the cluster.
-	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	PeerKey string `json:"peerKey,omitempty"`
 	// lending is whether and to whom the cluster provides capacity. Defaults to all.
@@ -33,35 +30,28 @@ type ClusterAdvertisementSpec struct {
 	Resources AdvertisedResources `json:"resources"`
 	// nodeClasses describe these nodes, grouped by what a pod can select. Without any, the
 	// cluster counts as one node.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	NodeClasses []NodeClass `json:"nodeClasses,omitempty"`
 	// observedHolds is the usage of each consumer's guests in the cluster. It is not
 	// included in resources.allocated.
-	// +optional
 	// +kubebuilder:validation:MaxItems=1024
 	ObservedHolds []ObservedHold `json:"observedHolds,omitempty"`
 	// unlistedHolds is the capacity that the cluster holds for Reservations of which the
 	// broker has not listed a hold, because the hub lost it. The broker charges it.
-	// +optional
 	// +kubebuilder:validation:MaxItems=1024
 	UnlistedHolds []UnlistedHold `json:"unlistedHolds,omitempty"`
 	// unreachable are providers whose API server this cluster could not connect to. They are
 	// not chosen for its Reservations.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=63
 	// +listType=set
 	Unreachable []string `json:"unreachable,omitempty"`
 	// cost is the price of the cluster's resources. The price is unknown if unset.
-	// +optional
 	Cost *Cost `json:"cost,omitempty"`
 	// region of the cluster.
-	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Region string `json:"region,omitempty"`
 	// zone of the cluster.
-	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Zone string `json:"zone,omitempty"`
 	// timestamp is the time of the measurement by the agent's clock. For information
@@ -79,12 +69,10 @@ type Lending struct {
 	Enabled bool `json:"enabled"`
 	// consumers are the cluster IDs of the consumers that may use the capacity. All
 	// consumers may if empty.
-	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	Consumers []string `json:"consumers,omitempty"`
 	// podSecurity is the Pod Security Standard that guests must comply with: restricted or
 	// baseline. Unset if the cluster does not say.
-	// +optional
 	// +kubebuilder:validation:Enum=restricted;baseline
 	PodSecurity string `json:"podSecurity,omitempty"`
 }
@@ -100,11 +88,9 @@ type AdvertisedResources struct {
 	Allocated ResourceQuantities `json:"allocated"`
 	// available is allocatable less allocated and reserved. The broker uses it in place of
 	// nodeClasses only; status.available is its own account.
-	// +optional
 	Available *ResourceQuantities `json:"available,omitempty"`
 	// reserved is what the cluster counts as reserved. The broker does not use it: its ledger
 	// decides.
-	// +optional
 	Reserved *ResourceQuantities `json:"reserved,omitempty"`
 }
 
@@ -118,22 +104,17 @@ type NodeClass struct {
 	// kubernetes.io/hostname, are omitted, and so are those by which no pod can select the
 	// class from another cluster, because the one virtual node that stands for all classes
 	// cannot have two values of a label.
-	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 	// taints of the nodes.
-	// +optional
 	Taints []corev1.Taint `json:"taints,omitempty"`
 	// arch of the nodes, as in GOARCH.
-	// +optional
 	Arch string `json:"arch,omitempty"`
 	// freeShapes is a histogram of the nodes' free capacity, rounded down, largest
 	// first. Capacity used by guests is not free.
-	// +optional
 	// +kubebuilder:validation:MaxItems=128
 	FreeShapes []FreeShape `json:"freeShapes,omitempty"`
 	// largestNode is the most of each resource that one of the nodes would have free if no
 	// guests ran there. A larger pod never fits.
-	// +optional
 	LargestNode *ResourceQuantities `json:"largestNode,omitempty"`
 }
 
@@ -176,22 +157,18 @@ type UnlistedHold struct {
 // Cost is the price per hour of a provider's resources.
 type Cost struct {
 	// cpuCost is the price of one core, a decimal number.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	CPUCost string `json:"cpuCost,omitempty"`
 	// memoryCost is the price of one GiB, a decimal number.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	MemoryCost string `json:"memoryCost,omitempty"`
 	// gpuCost is the price of one GPU, a decimal number.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	GPUCost string `json:"gpuCost,omitempty"`
 	// storageCost is the price of one GiB, a decimal number.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?$`
 	// +kubebuilder:validation:MaxLength=32
 	StorageCost string `json:"storageCost,omitempty"`
@@ -218,32 +195,25 @@ type ClusterAdvertisementStatus struct {
 	// active is true while the broker receives the cluster's advertisements.
 	Active bool `json:"active"`
 	// phase is Active or Stale, the same as active.
-	// +optional
 	Phase AdvertisementPhase `json:"phase,omitempty"`
 	// reserved is the sum of the charges of all holds.
-	// +optional
 	Reserved ResourceQuantities `json:"reserved,omitempty"`
 	// available is resources.allocatable less resources.allocated less reserved, never
 	// below zero.
-	// +optional
 	Available ResourceQuantities `json:"available,omitempty"`
 	// holds is the capacity promised to Reservations, one hold for each reservationUID:
 	// the authoritative record.
-	// +optional
 	// +listType=atomic
 	Holds []Hold `json:"holds,omitempty"`
 	// score is the percentage of the cluster's allocatable resources that is available,
 	// from 0 to 100 with two decimals, computed as the resources part of the score of a
 	// placement.
-	// +optional
 	Score string `json:"score,omitempty"`
 	// conditions of the cluster: Ready while the broker receives its advertisements.
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// observedGeneration is the metadata.generation that the status was computed for.
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
@@ -262,29 +232,23 @@ type Hold struct {
 	Promised HeldCapacity `json:"promised"`
 	// unconfirmed is the capacity promised before the hold was reduced. It is charged
 	// until the provider confirms the reduction. Unset otherwise.
-	// +optional
 	Unconfirmed *HeldCapacity `json:"unconfirmed,omitempty"`
 	// granted is the part of promised that the provider has accepted. A refused
 	// increase falls back to it. Unset until the provider first accepts.
-	// +optional
 	Granted *HeldCapacity `json:"granted,omitempty"`
 	// acceptedAttempt is the last attempt that the provider accepted, or 0.
-	// +optional
 	AcceptedAttempt int64 `json:"acceptedAttempt,omitempty"`
 	// withdrawnAttempt is the last attempt of which the provider withdrew a part that it
 	// had accepted, or 0. A hold of which all was withdrawn remains until the provider
 	// confirms that no guest uses it.
-	// +optional
 	WithdrawnAttempt int64 `json:"withdrawnAttempt,omitempty"`
 	// leaveWithin is how long pods could use what was withdrawn, from when the provider
 	// said so.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="leaveWithin must be a duration of 0s or more, such as 10m; a day is 24h"
 	LeaveWithin *metav1.Duration `json:"leaveWithin,omitempty"`
 	// cost is what the provider charges for the promise: its prices when the capacity was
 	// promised. Later prices do not change it. If parts were promised at different prices,
 	// it is their mean. Unset if the provider stated no price.
-	// +optional
 	Cost *Cost `json:"cost,omitempty"`
 }
 
@@ -293,7 +257,6 @@ type HeldCapacity struct {
 	// totals is the sum of the pod sets' requests, or a divisible total.
 	Totals ResourceQuantities `json:"totals"`
 	// podSets are the pods that the capacity is for. Empty for a divisible total.
-	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
 }
 

@@ -17,7 +17,6 @@ type ProviderInstructionSpec struct {
 	RequesterClusterID string `json:"requesterClusterID"`
 	// requesterPeerKey is the consumer's public key as the broker knows it. It is
 	// ignored if another key of the consumer is pinned.
-	// +optional
 	RequesterPeerKey string `json:"requesterPeerKey,omitempty"`
 	// requestedCPU repeats requestedResources.cpu for older clients.
 	RequestedCPU resource.Quantity `json:"requestedCPU"`
@@ -26,16 +25,13 @@ type ProviderInstructionSpec struct {
 	// requestedResources is the total to hold for the consumer.
 	RequestedResources ResourceQuantities `json:"requestedResources"`
 	// podSets are the pods that the total is for. Empty for a divisible total.
-	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// releasing is true if the provider is to release the hold.
-	// +optional
 	Releasing bool `json:"releasing,omitempty"`
 	// attempt of the hold. The provider accepts or refuses this attempt.
 	Attempt int64 `json:"attempt"`
 	// answerWithin is how long the broker waits for the answer to the attempt, as it said when
 	// this cluster first saw the attempt. Unset if an older broker did not say it.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="answerWithin must be a duration of 0s or more, such as 30s; a day is 24h"
 	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
@@ -48,27 +44,21 @@ type ProviderInstructionStatus struct {
 	Enforced bool `json:"enforced"`
 	// held is the capacity that the provider holds: that of the current attempt or, if
 	// this attempt is refused or undecided, of an earlier one.
-	// +optional
 	Held *HeldCapacity `json:"held,omitempty"`
 	// accepted is what the provider held before, while it decides on a larger hold. Unset
 	// otherwise.
-	// +optional
 	Accepted *HeldCapacity `json:"accepted,omitempty"`
 	// leaveBy is when the guests must have left that use what this cluster last withdrew
 	// of an accepted hold. Unset if it has not withdrawn anything, or has accepted a larger
 	// hold since.
-	// +optional
 	LeaveBy *metav1.Time `json:"leaveBy,omitempty"`
 	// conditions of the instruction: Enforced and Proven.
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// observedAttempt is the spec.attempt that the status was computed for.
-	// +optional
 	ObservedAttempt int64 `json:"observedAttempt,omitempty"`
 	// observedGeneration is the metadata.generation that the status was computed for.
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 

@@ -23,19 +23,15 @@ type PodSet struct {
 	// computes them.
 	Requests ResourceQuantities `json:"requests"`
 	// nodeSelector of the pods.
-	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// nodeAffinity is the required node affinity of the pods.
-	// +optional
 	NodeAffinity *corev1.NodeSelector `json:"nodeAffinity,omitempty"`
 	// tolerations of the pods.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// podSecurity is the strictest Pod Security Standard that the pods comply with:
 	// restricted or baseline. No provider is chosen that requires a stricter one. If unset,
 	// that is not checked before the pods are bound.
-	// +optional
 	// +kubebuilder:validation:Enum=restricted;baseline
 	PodSecurity string `json:"podSecurity,omitempty"`
 }
@@ -59,19 +55,16 @@ const (
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Required in the hub. Leave it empty in
 	// the consumer's cluster: the agent sets it from its certificate. Immutable once set.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	RequesterID string `json:"requesterID,omitempty"`
 	// targetClusterID is the only cluster that may be chosen as provider. All other
 	// requirements still apply. The broker chooses if empty.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=40
 	TargetClusterID string `json:"targetClusterID,omitempty"`
 	// requestedResources is a divisible total: it may be spread over nodes. Pods of any
 	// size use it, at most 110 at each provider, unless they select nodes.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.cpu) || isQuantity(string(self.cpu)) && quantity(string(self.cpu)).compareTo(quantity('0')) >= 0",message="cpu must be a quantity of 0 or more, such as 500m"
 	// +kubebuilder:validation:XValidation:rule="!has(self.memory) || isQuantity(string(self.memory)) && quantity(string(self.memory)).compareTo(quantity('0')) >= 0",message="memory must be a quantity of 0 or more, such as 16Gi"
 	// +kubebuilder:validation:XValidation:rule="!has(self.gpu) || isQuantity(string(self.gpu)) && quantity(string(self.gpu)).compareTo(quantity('0')) >= 0",message="gpu must be a quantity of 0 or more, such as 2"
@@ -79,7 +72,6 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!has(self.extended) || self.extended.all(k, type(self.extended[k]) == int ? self.extended[k] >= 0 : (self.extended[k] < '-' || self.extended[k] >= '.'))",message="amounts in extended must be quantities of 0 or more, such as 2"
 	RequestedResources *ResourceQuantities `json:"requestedResources,omitempty"`
 	// podSets are the requested pods. Each pod needs its requests on a single node.
-	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MinItems=1
@@ -94,14 +86,12 @@ type ReservationSpec struct {
 	// podSelector limits the pods that may use a Reservation made by hand to those with
 	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
 	// plugin serve the pods of one owner, and ignore it.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.indexOf('/') < 254 && e.key.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, v.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$')) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.indexOf('/') < 254 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.matchLabels[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$'))",message="matchLabels must be keys and values of labels, such as {team: shop}"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
 	// namespaces of the consumer whose pods may use a Reservation that was created in the
 	// hub, as far as they are opted in; all that are if empty. A Reservation that was
 	// created in the consumer serves its own namespace only.
-	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
@@ -111,14 +101,12 @@ type ReservationSpec struct {
 	// broker holds capacity for at least as many pods, or for none, and no pod may use
 	// it before the providers have accepted as many. It counts the pods of all pod sets,
 	// and is limited to their number. Not for a divisible total.
-	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MinAvailable int32 `json:"minAvailable,omitempty"`
 	// priority in the queue: Reservations of a higher priority are placed first, those
 	// of the same priority by age: since their creation, or since what they request last
 	// grew after they were placed. It never takes capacity that another one holds. One that
 	// is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
-	// +optional
 	// +kubebuilder:validation:Minimum=-1000000000
 	// +kubebuilder:validation:Maximum=1000000000
 	Priority int32 `json:"priority,omitempty"`
@@ -126,7 +114,6 @@ type ReservationSpec struct {
 	// look for the missing capacity any more; what is held stays held. The broker measures
 	// it by its own clock: it starts again when another replica becomes the leader, and
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of 1s or more, such as 10m; a day is 24h"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
 	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
@@ -134,23 +121,19 @@ type ReservationSpec struct {
 	// of the broker becomes the leader. When it ends, the capacity is released: set or not,
 	// also when its consumer has neither advertised nor renewed it for the BrokerConfig's
 	// defaultLease.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be a duration of 1s or more, such as 24h for a day"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// retained is the number of pods that the Reservation keeps at each provider after
 	// its counts were reduced; other capacity is released first. The consumer's agent
 	// sets it together with the reduced counts. It is ignored while the pod sets request
 	// more pods than it retains.
-	// +optional
 	// +listType=map
 	// +listMapKey=cluster
 	// +kubebuilder:validation:MaxItems=64
 	Retained []RetainedPods `json:"retained,omitempty"`
 	// placement limits the providers by location.
-	// +optional
 	Placement *Placement `json:"placement,omitempty"`
 	// budget limits the price.
-	// +optional
 	Budget *Budget `json:"budget,omitempty"`
 }
 
@@ -163,7 +146,6 @@ type RetainedPods struct {
 	Count int32 `json:"count"`
 	// attempt of this provider's ReservationInstruction at the time of the reduction.
 	// An instruction of a later attempt is used in full.
-	// +optional
 	Attempt int64 `json:"attempt,omitempty"`
 }
 
@@ -182,15 +164,12 @@ func (s *ReservationSpec) RetainedCount() int32 {
 // Placement limits the providers by location.
 type Placement struct {
 	// regions that the provider may be in. Any region if empty.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Regions []string `json:"regions,omitempty"`
 	// zones that the provider may be in. Any zone if empty.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Zones []string `json:"zones,omitempty"`
 	// excludeClusters are the cluster IDs of providers that must not be chosen.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	ExcludeClusters []string `json:"excludeClusters,omitempty"`
 }
@@ -232,7 +211,6 @@ type Attempt struct {
 	// number increases by one with each attempt.
 	Number int64 `json:"number"`
 	// clusters are the cluster IDs of the providers whose holds the attempt changes.
-	// +optional
 	Clusters []string `json:"clusters,omitempty"`
 }
 
@@ -243,33 +221,25 @@ type Allocation struct {
 	// resources is the total that the provider holds.
 	Resources ResourceQuantities `json:"resources"`
 	// podSets are the pods that the total is for. Empty for a divisible total.
-	// +optional
 	PodSets []PodSet `json:"podSets,omitempty"`
 	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
-	// +optional
 	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
 	// podSecurity is the Pod Security Standard that guests must comply with there. Empty if
 	// the provider does not say.
-	// +optional
 	PodSecurity string `json:"podSecurity,omitempty"`
 	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
 	// no price.
-	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// endpoint is the URL of the provider's API server.
-	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
 	// accepted is true once the provider has accepted the hold. The broker sets it.
-	// +optional
 	Accepted bool `json:"accepted,omitempty"`
 	// virtualNodeReady is true once the virtual node provides the allocation; only then
 	// may pods use it. The consumer's agent reports it.
-	// +optional
 	VirtualNodeReady bool `json:"virtualNodeReady,omitempty"`
 	// carriedPods is the number of pods for which the virtual node provides capacity
 	// while it grows. The consumer's agent sets it in the consumer's cluster only.
-	// +optional
 	CarriedPods int32 `json:"carriedPods,omitempty"`
 }
 
@@ -306,14 +276,11 @@ type Use struct {
 	// count is the number of pods.
 	Count int32 `json:"count"`
 	// resources that the pods request.
-	// +optional
 	Resources ResourceQuantities `json:"resources,omitempty"`
 	// pods are the first of them as namespace/name, at most 20.
-	// +optional
 	// +kubebuilder:validation:MaxItems=20
 	Pods []string `json:"pods,omitempty"`
 	// summary of the above for the print column, such as "2 pods, cpu 1500m of 4".
-	// +optional
 	Summary string `json:"summary,omitempty"`
 }
 
@@ -324,14 +291,11 @@ const MaxUsePods = 20
 // reports all clusters on request.
 type Decision struct {
 	// scores of the best of the clusters that were compared, at most 20.
-	// +optional
 	Scores []ClusterScore `json:"scores,omitempty"`
 	// rejections of the clusters that were not chosen: of the 20 that came closest.
-	// +optional
 	Rejections []ClusterRejection `json:"rejections,omitempty"`
 	// rejectionCounts is the number of all other clusters that were not chosen, by
 	// reason.
-	// +optional
 	// +listType=map
 	// +listMapKey=reason
 	RejectionCounts []RejectionCount `json:"rejectionCounts,omitempty"`
@@ -379,67 +343,52 @@ type RejectionCount struct {
 // Ready.
 type ReservationStatus struct {
 	// phase of the Reservation.
-	// +optional
 	Phase ReservationPhase `json:"phase,omitempty"`
 	// id is the name of the broker's Reservation. Set in the consumer's cluster only.
-	// +optional
 	ID string `json:"id,omitempty"`
 	// attempt is the last placement.
-	// +optional
 	Attempt Attempt `json:"attempt,omitempty"`
 	// allocations by provider.
-	// +optional
 	// +listType=map
 	// +listMapKey=cluster
 	Allocations []Allocation `json:"allocations,omitempty"`
 	// withdrawals are the last of each provider that holds capacity, or of which pods have
 	// yet to leave.
-	// +optional
 	// +listType=map
 	// +listMapKey=cluster
 	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
 	// decision explains the last placement. In the hub it names any cluster; its consumer
 	// sees the names of those only that lend to it, and the others counted as
 	// ConsumerNotAdmitted.
-	// +optional
 	Decision *Decision `json:"decision,omitempty"`
 	// queuePosition is the position in the queue of all Reservations that wait for
 	// capacity: 1 is the first. 0 if this one does not wait. The broker updates it from
 	// time to time only.
-	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// queueTime is the time by which the Reservation is ordered in the queue if the request
 	// has grown after it was placed: just after that of every other one that there was when this
 	// one queued again. If unset, the Reservation is ordered by its creation.
-	// +optional
 	QueueTime *metav1.MicroTime `json:"queueTime,omitempty"`
 	// requested is the total that the Reservation requests. Once it has allocations, it queues
 	// again when it requests more of any resource.
-	// +optional
 	Requested *ResourceQuantities `json:"requested,omitempty"`
 	// reservedAt is the time of the first of the current holds. Unset without holds.
-	// +optional
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`
 	// expiresAt is about when the lease ends unless it is renewed. It is for information:
 	// the broker decides by durations, and updates this field only when it is wrong by
 	// more than a quarter of the lease.
-	// +optional
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
 	// leaseDuration is the length of the lease: spec.duration within the BrokerConfig's
 	// maxDuration. The consumer's agent renews the lease in each third of it while pods use
 	// the capacity. Unset if the Reservation lasts as long as its consumer advertises.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s')",message="leaseDuration must be a duration of 0s or more, such as 1h; a day is 24h"
 	LeaseDuration *metav1.Duration `json:"leaseDuration,omitempty"`
 	// targetClusterEndpoint repeats the endpoint of the first allocation. Its cluster ID is
 	// in allocations: spec.targetClusterID is only ever the author's.
-	// +optional
 	TargetClusterEndpoint string `json:"targetClusterEndpoint,omitempty"`
 	// used is the part of the capacity that pods use. Only of Reservations made by hand.
-	// +optional
 	Used *Use `json:"used,omitempty"`
 	// summary of the allocations, such as "3 of 5 pods in paris".
-	// +optional
 	Summary string `json:"summary,omitempty"`
 	// owner of what the capacity is for: in the consumer the owner of the pods, such as
 	// "Deployment/web", or "by hand"; in the hub the Reservation there, such as
@@ -457,12 +406,10 @@ type ReservationStatus struct {
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// conditions of the Reservation. All are positive, that is, True is the desired
 	// state, except Queued. A queued Reservation has Ready=False.
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// observedGeneration is the metadata.generation that the status was computed for.
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 

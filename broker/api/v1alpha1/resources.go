@@ -19,19 +19,14 @@ const PodsOfTotal = 110
 // ResourceQuantities is an amount of resources. An unset field is zero.
 type ResourceQuantities struct {
 	// cpu in cores.
-	// +optional
 	CPU *resource.Quantity `json:"cpu,omitempty"`
 	// memory in bytes.
-	// +optional
 	Memory *resource.Quantity `json:"memory,omitempty"`
 	// gpu is the number of nvidia.com/gpu devices.
-	// +optional
 	GPU *resource.Quantity `json:"gpu,omitempty"`
 	// storage is ephemeral storage in bytes.
-	// +optional
 	Storage *resource.Quantity `json:"storage,omitempty"`
 	// extended is any other resource by its Kubernetes name.
-	// +optional
 	// +kubebuilder:validation:MaxProperties=32
 	Extended map[corev1.ResourceName]resource.Quantity `json:"extended,omitempty"`
 }
