@@ -64,8 +64,11 @@ func Add(ctx context.Context, mgr manager.Manager, o Options) error {
 			return program.Driver{Consumer: o.VirtualNodes, Provider: o.Grants.provider, GuestNamespaces: fake.GuestNamespaces{}}, nil
 		},
 		Recognizer: inventory.Recognizer{Guest: func(pod *corev1.Pod, _ func(string) map[string]string) (string, bool) {
+			if o.IgnoreGuests {
+				return "", false
+			}
 			consumer, ok := pod.Labels[LabelConsumer]
-			return consumer, ok && !o.IgnoreGuests
+			return consumer, ok
 		}},
 		Terms: inventory.Terms{
 			ClusterID: o.ClusterID, ClusterName: o.ClusterID, EndpointURL: cmp.Or(o.Endpoint, "https://"+o.ClusterID+":6443"), Lending: broker.Lending{Enabled: o.Lending},
