@@ -39,7 +39,6 @@ func onCluster(o *options, use, short, long string, act func(context.Context, cl
 			if err != nil {
 				return err
 			}
-			cluster := strings.TrimPrefix(strings.TrimPrefix(arguments[0], "node/"), broker.VirtualNodePrefix)
 			var nodes corev1.NodeList
 			r := newReader(command.Context(), c)
 			r.list(explain.Nodes, &nodes, client.HasLabels{broker.LabelProvider})
@@ -48,13 +47,22 @@ func onCluster(o *options, use, short, long string, act func(context.Context, cl
 			} else if len(denied) > 0 {
 				return fmt.Errorf("you may not %s", denied[0].Permission)
 			}
-			of := slices.DeleteFunc(nodes.Items, func(n corev1.Node) bool { return n.Labels[broker.LabelProvider] != cluster })
+			of := nodesOf(arguments[0], nodes.Items)
 			if len(of) == 0 {
-				return fmt.Errorf("%s has no virtual node of cluster %q: kubectl spillway clusters lists them", o.cluster(), cluster)
+				return fmt.Errorf("%s has no virtual node of cluster %q: kubectl spillway clusters lists them", o.cluster(), arguments[0])
 			}
 			return act(command.Context(), c, of)
 		},
 	}
+}
+
+// nodesOf are the virtual nodes of a cluster, or the one of that name.
+func nodesOf(name string, nodes []corev1.Node) []corev1.Node {
+	without := func(other func(corev1.Node) bool) []corev1.Node { return slices.DeleteFunc(slices.Clone(nodes), other) }
+	if of := without(func(n corev1.Node) bool { return name == "" || n.Labels[broker.LabelProvider] != name }); len(of) > 0 {
+		return of
+	}
+	return without(func(n corev1.Node) bool { return n.Name != strings.TrimPrefix(name, "node/") })
 }
 
 func newCordon(o *options) *cobra.Command {
@@ -142,9 +150,11 @@ func (o *options) drain(ctx context.Context, c client.Client, nodes []corev1.Nod
 			case apierrors.IsNotFound(err), apierrors.IsConflict(err): // gone, or another one
 			case apierrors.IsTooManyRequests(err):
 				say(pod, "waits: "+err.Error())
-			default:
+			case apierrors.IsForbidden(err):
 				pod.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
 				return false, o.refused("evict", pod, err)
+			default: // the others may leave
+				say(pod, "is not evicted: "+err.Error())
 			}
 		}
 		if left = len(evict); first < 0 {

@@ -20,7 +20,7 @@ else of a Deployment, StatefulSet, Job or Reservation.`,
 		Example: `  kubectl spillway explain web-6d5f9c-x2x9k
   kubectl spillway explain deployment/web
   kubectl spillway explain reservation/web-1a2b3c4d -o yaml
-  kubectl spillway explain web --fix | sh -ex`,
+  kubectl spillway explain web --fix`,
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: o.completeObjects,
 		RunE: func(command *cobra.Command, arguments []string) error {
@@ -39,7 +39,7 @@ else of a Deployment, StatefulSet, Job or Reservation.`,
 			return o.print(e, e.Text)
 		},
 	}
-	command.Flags().BoolVar(&fix, "fix", false, "Print only the commands that mend it, and the rest as comments.")
+	command.Flags().BoolVar(&fix, "fix", false, "Print only the commands that mend it, and as comments those that need a decision first.")
 	return command
 }
 
@@ -49,7 +49,13 @@ func (o *options) printFix(e explain.Explanation) error {
 		_, err := fmt.Fprintln(o.Out, "# Nothing to do: "+e.Summary)
 		return err
 	}
-	lines := append([]string{"# " + e.Summary, "# " + e.Fix.Message}, e.Fix.Commands...)
+	lines := []string{"# " + e.Summary, "# " + e.Fix.Message}
+	for _, command := range e.Fix.Commands {
+		if e.Fix.Manual {
+			command = "# " + command
+		}
+		lines = append(lines, command)
+	}
 	_, err := fmt.Fprintln(o.Out, strings.Join(lines, "\n"))
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -61,14 +62,23 @@ With --pods, the amounts are those of each pod; otherwise they are a total, whic
 			if err := c.Create(command.Context(), r, how...); err != nil {
 				return o.refused("create", r, err)
 			}
-			if o.output == outputJSON || o.output == outputYAML {
-				return o.print(r, nil)
+			r.SetGroupVersionKind(broker.GroupVersion.WithKind("Reservation")) // the client has removed it
+			object, waits := o.output == outputJSON || o.output == outputYAML, !w.dryRun && w.wait > 0
+			progress := o.Out
+			if object {
+				progress = o.ErrOut
 			}
-			fmt.Fprintf(o.Out, "Reservation %s/%s created\n", namespace, r.Name)
-			if w.dryRun || w.wait == 0 {
-				return nil
+			if !object || waits {
+				fmt.Fprintf(progress, "Reservation %s/%s created\n", namespace, r.Name)
 			}
-			return o.await(command.Context(), c, r, w.wait)
+			if waits {
+				err = o.await(command.Context(), progress, c, r, w.wait)
+			}
+			if object && err == nil {
+				r.SetGroupVersionKind(broker.GroupVersion.WithKind("Reservation"))
+				err = o.print(r, nil)
+			}
+			return err
 		},
 	}
 	flags := command.Flags()
@@ -140,7 +150,7 @@ func (w *wanted) reservation(namespace, name string) (*broker.Reservation, error
 }
 
 // await waits until a Reservation can be used, and prints what it waits for.
-func (o *options) await(ctx context.Context, c client.Client, r *broker.Reservation, atMost time.Duration) error {
+func (o *options) await(ctx context.Context, out io.Writer, c client.Client, r *broker.Reservation, atMost time.Duration) error {
 	said := ""
 	done, err := o.poll(ctx, atMost, func() (bool, error) {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(r), r); err != nil {
@@ -153,7 +163,7 @@ func (o *options) await(ctx context.Context, c client.Client, r *broker.Reservat
 			now = string(status.Phase) + ": " + ready.Message
 		}
 		if now != said {
-			fmt.Fprintln(o.Out, text.Line(now, maxError))
+			fmt.Fprintln(out, text.Line(now, maxError))
 			said = now
 		}
 		ended := status.Phase == broker.ReservationFailed || status.Phase == broker.ReservationReleased
@@ -163,7 +173,7 @@ func (o *options) await(ctx context.Context, c client.Client, r *broker.Reservat
 		return ready != nil && ready.Status == metav1.ConditionTrue, nil
 	})
 	if err == nil && !done {
-		fmt.Fprintf(o.Out, "It cannot be used after %s: kubectl -n %s spillway explain reservation/%s\n", atMost, r.Namespace, r.Name)
+		fmt.Fprintf(out, "It cannot be used after %s: kubectl -n %s spillway explain reservation/%s\n", atMost, r.Namespace, r.Name)
 		return errNo
 	}
 	return err

@@ -19,7 +19,7 @@ var remedies = []struct {
 	{"Select nodes by labels that nodes there have, and tolerate their taints, or select none.", []string{ReasonNoMatchingNodes}},
 	{"Let the pod comply with the Pod Security Standard restricted, or ask the provider for guests.podSecurity=baseline.", []string{ReasonPodSecurityViolated}},
 	{"Let this cluster reach the provider's API server.", []string{"Unreachable"}},
-	{"Check the agent of that cluster, and that it reaches the broker.", []string{"AdvertisementStale", "ClusterInactive"}},
+	{"Check the agent of that cluster, and that it reaches the broker.", []string{"AdvertisementTooOld", "ClusterInactive"}},
 	{"Let the placement of the OverflowPolicy allow that cluster.", []string{"Excluded", "OtherZone", "OtherRegion"}},
 	{"Correct or remove targetClusterID.", []string{"PinnedElsewhere"}},
 	{"Ask its administrator to lend to this cluster (lend.enabled, lend.consumers).", []string{ReasonConsumerNotAdmitted, ReasonLendingDisabled}},

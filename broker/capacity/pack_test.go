@@ -38,6 +38,15 @@ func TestRounding(t *testing.T) {
 }
 
 // TestAdd: sums end at the largest amounts, and what is below zero stays below.
+// A room of which more is in use than there is has none, however small the pod.
+func TestFitsInOvercommitted(t *testing.T) {
+	for free, want := range map[int64]int64{-4000: 0, -1: 0, 999: 0, 1000: 1, 4100: 4} {
+		if n := (capacity.Vector{"cpu": 1000}).FitsIn(capacity.Vector{"cpu": free}); n != want {
+			t.Errorf("%d times in %d, want %d", n, free, want)
+		}
+	}
+}
+
 func TestAdd(t *testing.T) {
 	const most = math.MaxInt64
 	for _, tc := range []struct{ have, amount, n, want int64 }{

@@ -65,7 +65,8 @@ func milli(q resource.Quantity, up bool) int64 {
 	return max(m, 0)
 }
 
-// FitsIn is how many times v fits in free; math.MaxInt64 if v is zero.
+// FitsIn is how many times v fits in free, of which more may be in use than there is; math.MaxInt64
+// if v is zero.
 func (v Vector) FitsIn(free Vector) int64 {
 	n := int64(math.MaxInt64)
 	for name, amount := range v {
@@ -73,7 +74,7 @@ func (v Vector) FitsIn(free Vector) int64 {
 			n = min(n, free[name]/amount)
 		}
 	}
-	return n
+	return max(n, 0)
 }
 
 // Add adds n times amount, which is not below zero, to v in place, and stops at math.MaxInt64 and

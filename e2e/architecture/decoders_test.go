@@ -54,6 +54,7 @@ var decoders = map[string]string{
 	"agent/internal/peering/liqo/provider.changeShadowPod": "agent/internal/peering/liqo/provider.FuzzGuests",
 	"agent/internal/peering/liqo/provider.makeEvictable":   "agent/internal/peering/liqo/provider.FuzzGuests",
 	"agent/internal/peering/liqo/consumer.changeAddresses": "agent/internal/peering/liqo/consumer.FuzzAddresses",
+	"agent/internal/peering/liqo/consumer.keepOverflow":    "agent/internal/peering/liqo/consumer.FuzzAddresses",
 	"agent/internal/peering/sealing.Fingerprint":           "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Seal":                  "agent/internal/peering/sealing.FuzzPeerKeys",
 	"agent/internal/peering/sealing.Open":                  "agent/internal/peering/sealing.FuzzOpen",

@@ -27,7 +27,7 @@ func Waits(granted bool, reason, message string) corev1.PodCondition {
 	if granted {
 		status = corev1.ConditionTrue
 	}
-	return corev1.PodCondition{Type: broker.PodOverflow, Status: status, Reason: reason, Message: text.TruncateTo(message, maxMessage)}
+	return corev1.PodCondition{Type: broker.PodOverflow, Status: status, Reason: reason, Message: text.Line(message, maxMessage)}
 }
 
 // Bound is the condition of a pod that has waited, on the node of a provider or, if that is

@@ -178,7 +178,7 @@ func (w *Writer) Set(pod *corev1.Pod, condition corev1.PodCondition) {
 		switch {
 		case meaning(said) == meaning(&condition) && age < waiting.RepeatAfter:
 			return
-		case condition.Status == corev1.ConditionFalse && age < waiting.EventInterval:
+		case unfinished(&condition) && (condition.Status == corev1.ConditionFalse || said.Status == corev1.ConditionTrue) && age < waiting.EventInterval:
 			return
 		}
 	}

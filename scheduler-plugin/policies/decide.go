@@ -64,6 +64,9 @@ func statuses(in input, before map[string]broker.OverflowPolicyStatus) map[strin
 	}
 	result := map[string]broker.OverflowPolicyStatus{}
 	for _, policy := range in.policies.Decoded {
+		if slices.ContainsFunc(in.policies.Undecoded, func(u broker.Undecoded) bool { return u.Name == policy.Name }) {
+			continue // decoded is an earlier version
+		}
 		result[policy.Name] = statusOf(policy, all[policy.Name], before[policy.Name], in.now)
 	}
 	return result

@@ -80,7 +80,8 @@ func (w *Writer) write(ctx context.Context) {
 			continue
 		}
 		// The API server accepts no status of an object from before the CRD refused its spec.
-		if err := w.patch(ctx, name, status); err != nil && !apierrors.IsInvalid(err) {
+		// It may be gone, or have no status before its CRD is updated.
+		if err := w.patch(ctx, name, status); err != nil && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) {
 			w.Log.Error(err, "Failed to write the status of an OverflowPolicy; retrying", "policy", name)
 		}
 	}

@@ -3,6 +3,7 @@ package request
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -147,7 +148,14 @@ func (c *Controller) waitsFor(pod *corev1.Pod, events map[demand.Key]*Event, now
 			c.Log.Error(err, "Failed to read what a pod waits for", "pod", klog.KObj(pod))
 			return nil, false
 		}
-		e = wait{decided: c.decisions.of(key), placed: c.Placements.LivingOf(key), owner: of.Owner, reservations: reservations}.event(now)
+		placed := c.Placements.LivingOf(of.Key)
+		if key.IsGang() && len(reservations) > 0 {
+			placed = 0
+			for _, each := range demand.PodKeys(reservations[0]) {
+				placed += c.Placements.LivingOf(each)
+			}
+		}
+		e = wait{decided: c.decisions.of(key), placed: placed, owner: of.Owner, reservations: reservations}.event(now)
 		events[key] = e
 	}
 	return e, e != nil
@@ -166,6 +174,8 @@ func (c *Controller) settle(pod *corev1.Pod) {
 	provider := ""
 	if node, err := c.Waker.Nodes.Get(pod.Spec.NodeName); err == nil {
 		provider = usage.ProviderOf(node)
+	} else if strings.HasPrefix(pod.Spec.NodeName, broker.VirtualNodePrefix) {
+		return // it says so once the node is there
 	}
 	c.conditions.Set(pod, condition.Bound(pod.Spec.NodeName, provider))
 }

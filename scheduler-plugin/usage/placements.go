@@ -109,9 +109,16 @@ type nodeState struct {
 // PodAmounts is what a pod takes from a node.
 func PodAmounts(pod *corev1.Pod) capacity.Vector {
 	v := capacity.Ceil(resource.PodRequests(pod, resource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
+	for name, amount := range v {
+		v[name] = min(amount, maxAmount)
+	}
 	v[corev1.ResourcePods] = capacity.Unit
 	return v
 }
+
+// maxAmount is what a pod takes at most, 9 TB: sums of more would end at the largest number, and be
+// wrong once one of the pods is gone.
+const maxAmount = 1 << 53
 
 // NewPlacements returns placements without pods and nodes; keyOf computes the key of a pod.
 func NewPlacements(clock clock.PassiveClock, keyOf func(*corev1.Pod) (demand.Key, bool)) *Placements {

@@ -43,7 +43,7 @@ func (w *walk) reservation() {
 		w.step(name, Waiting, fmt.Sprintf("Reservation %s is being deleted: %s", r.Name, ready.Message))
 	case status.Phase == broker.ReservationFailed:
 		w.stop(name, fmt.Sprintf("Reservation %s has failed: %s", r.Name, cmp.Or(ready.Message, "no cluster can grant it")), &Fix{
-			Message: "Correct what it says. Then delete the Reservation: capacity is requested again for pods that wait.", Commands: []string{fmt.Sprintf("kubectl -n %s delete reservation %s", r.Namespace, r.Name)}})
+			Message: "Correct what it says. Then delete the Reservation: capacity is requested again for pods that wait.", Manual: true, Commands: []string{fmt.Sprintf("kubectl -n %s delete reservation %s", r.Namespace, r.Name)}})
 	case status.Phase == broker.ReservationReleased:
 		w.stop(name, fmt.Sprintf("Reservation %s has ended: %s", r.Name, ready.Message), &Fix{Message: "Create another one for more time.", Commands: []string{inspect}})
 	case reported.Status == metav1.ConditionFalse && len(status.Allocations) == 0:
@@ -235,9 +235,9 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 		case capacity.ReasonNoMatchingNodes:
 			return &Fix{Message: "Select nodes by labels that nodes of a provider have, and tolerate their taints, or select none."}
 		case "OverBudget", "PriceUnknown":
-			return &Fix{Message: "Raise the budget of the OverflowPolicy, or wait for a lower price.", Commands: []string{"kubectl edit " + policy}}
+			return &Fix{Message: "Raise the budget of the OverflowPolicy, or wait for a lower price.", Manual: true, Commands: []string{"kubectl edit " + policy}}
 		case "Excluded", "OtherRegion", "OtherZone":
-			return &Fix{Message: "Let the OverflowPolicy place pods in that cluster.", Commands: []string{"kubectl edit " + policy}}
+			return &Fix{Message: "Let the OverflowPolicy place pods in that cluster.", Manual: true, Commands: []string{"kubectl edit " + policy}}
 		case "Unreachable":
 			return &Fix{Message: fmt.Sprintf("Let this cluster reach the API server of %s: see Network in charts/README.md.", r.Cluster), Commands: []string{agentLogs}}
 		}
@@ -272,6 +272,7 @@ func (w *walk) restrict() *Fix {
 		"securityContext": object{"runAsNonRoot": true, "seccompProfile": object{"type": "RuntimeDefault"}}, "containers": containers,
 	}}}})
 	if err == nil {
+		fix.Manual = true // sidecars that were added are not in the template
 		fix.Commands = []string{fmt.Sprintf("kubectl -n %s patch %s %s -p '%s'", w.Pod.Namespace, resource, w.Owner.Name, patch)}
 	}
 	return fix
@@ -307,7 +308,7 @@ func (w *walk) node() {
 		}
 		if node.Spec.Unschedulable {
 			if w.provider == "" {
-				w.stop(name, fmt.Sprintf("Node %s is cordoned in this cluster", node.Name), &Fix{Message: "Uncordon it, or wait for capacity elsewhere.", Commands: []string{"kubectl uncordon " + node.Name}})
+				w.stop(name, fmt.Sprintf("Node %s is cordoned in this cluster", node.Name), &Fix{Message: "Uncordon it, or wait for capacity elsewhere.", Manual: true, Commands: []string{"kubectl uncordon " + node.Name}})
 				return
 			}
 			w.step(name, OK, fmt.Sprintf("node %s is cordoned: no further pod gets there", node.Name))

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -58,11 +59,12 @@ func (w *walk) createAgain(commands ...string) *Fix {
 
 // template returns the resource of the owner whose pod template kubectl can change.
 func (w *walk) template() (resource string, ok bool) {
-	if w.Owner == nil {
+	// The name may be what the pod's author has written, and not that of an object.
+	if w.Owner == nil || len(validation.IsDNS1123Subdomain(w.Owner.Name)) > 0 {
 		return "", false
 	}
 	switch resource = strings.ToLower(w.Owner.Kind); resource {
-	case "deployment", "statefulset", "replicaset", "daemonset":
+	case "deployment", "statefulset", "daemonset":
 		return resource, strings.HasPrefix(w.Owner.APIVersion, "apps/")
 	}
 	return "", false
@@ -76,6 +78,7 @@ func (w *walk) pod() {
 	unbound.Spec.SchedulingGates = nil
 	change := &Fix{Message: "Change the pod's template as it says; section \"What overflows\" of scheduler-plugin/README.md has what to use instead."}
 	if resource, ok := w.template(); ok {
+		change.Manual = true
 		change.Commands = []string{fmt.Sprintf("kubectl -n %s edit %s/%s", w.Pod.Namespace, resource, w.Owner.Name)}
 	}
 	if c := metav1.GetControllerOfNoCopy(w.Pod); c != nil && c.Kind == "DaemonSet" {
@@ -258,6 +261,7 @@ func (w *walk) raise(policy *broker.OverflowPolicy, requested, pod corev1.Resour
 	}
 	return &Fix{
 		Message:  "Request less, let other Reservations of the namespace end, or raise maxResources of the policy.",
+		Manual:   true,
 		Commands: []string{fmt.Sprintf(`kubectl patch overflowpolicy %s --type=merge -p '{"spec":{"maxResources":{%s}}}'`, policy.Name, strings.Join(fields, ","))},
 	}
 }

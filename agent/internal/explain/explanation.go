@@ -65,6 +65,8 @@ type Detail struct {
 type Fix struct {
 	Message  string   `json:"message"`
 	Commands []string `json:"commands,omitempty"`
+	// Manual commands are to be decided on first, or open an editor: --fix prints them as comments.
+	Manual bool `json:"manual,omitempty"`
 }
 
 // Unreadable is what could not be read.

@@ -20,6 +20,9 @@ import (
 // some for clocks that differ.
 const heardWithin = 2 * time.Minute
 
+// lostAfter is how old it is once something is wrong, also with an agent that is set to report rarely.
+const lostAfter = 6 * time.Minute
+
 // Status says what runs now, and what waits.
 func Status(o *Observed) Report {
 	s := &status{Observed: o, Report: Report{Cluster: o.clusterID(), Unreadable: o.Unreadable}}
@@ -162,7 +165,9 @@ func (s *status) hub() {
 	switch _, _, agent := s.program(Agent); {
 	case !agent:
 		s.step(name, explain.Skipped, "")
-	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > heardWithin:
+	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > heardWithin && s.Now.Sub(own.Spec.Timestamp.Time) <= lostAfter:
+		s.step(name, explain.Waiting, "the broker last heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time)+", by this machine's clock")
+	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > lostAfter:
 		s.fail(name, "the broker last heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time)+", by this machine's clock", s.logsOf(Agent))
 	case own != nil:
 		s.step(name, explain.OK, "the broker heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time))

@@ -28,8 +28,8 @@ type ClusterAdvertisementSpec struct {
 	Lending Lending `json:"lending"`
 	// resources is the sum over the cluster's Ready, schedulable, real nodes.
 	Resources AdvertisedResources `json:"resources"`
-	// nodeClasses describe these nodes, grouped by what a pod can select. Without any, the
-	// cluster counts as one node.
+	// nodeClasses describe these nodes, grouped by what a pod can select. Without any, a cluster
+	// that says what is available counts as one node.
 	// +kubebuilder:validation:MaxItems=64
 	NodeClasses []NodeClass `json:"nodeClasses,omitempty"`
 	// observedHolds is the usage of each consumer's guests in the cluster. It is not

@@ -89,7 +89,7 @@ func (w *Writer) patch(ctx context.Context, name string, before, status broker.B
 	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: name}}
 	object.SetGroupVersionKind(broker.GroupVersion.WithKind("BrokerConfig"))
 	// The API server accepts no status of an object from before the CRD refused its spec.
-	if err := w.Client.Status().Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); err != nil && !apierrors.IsInvalid(err) {
+	if err := w.Client.Status().Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(err) != nil && !apierrors.IsInvalid(err) {
 		return fmt.Errorf("writing the status of BrokerConfig %s: %w", name, err)
 	}
 	return nil

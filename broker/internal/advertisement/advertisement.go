@@ -174,7 +174,7 @@ func (c *Clusters) ReconcileAdvertisement(ctx context.Context, name string) (ctr
 	}
 	c.Follow(name)
 	config := c.store.Settings()
-	if !createdForCluster(ad) && ad.Status.ObservedGeneration != ad.Generation {
+	if !createdForCluster(ad) && ad.Spec.Sequence == 0 && ad.Status.ObservedGeneration != ad.Generation {
 		// Who changes one that was made by hand says that the cluster is there.
 		before, _ := c.store.Receive(name, ad.Spec.Sequence)
 		c.received(name, ad.Spec.Sequence, before)

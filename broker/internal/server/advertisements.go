@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 
+	"k8s.io/utils/ptr"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
@@ -22,15 +24,23 @@ func advertisementTokens(r *http.Request) int {
 	return 1 + int(r.ContentLength/each)
 }
 
+// advertisementBody is an advertisement that may say nothing of lending.
+type advertisementBody struct {
+	broker.ClusterAdvertisementSpec
+	Lending *broker.Lending `json:"lending"`
+}
+
 func (s *Server) postAdvertisement(w http.ResponseWriter, r *http.Request, caller string) error {
 	if err := s.admitAdvertisement(caller, advertisementTokens(r)); err != nil {
 		return err
 	}
-	// As the API server's default.
-	spec := broker.ClusterAdvertisementSpec{Lending: broker.Lending{Enabled: true}}
-	if err := decode(r, &spec); err != nil {
+	var body advertisementBody
+	if err := decode(r, &body); err != nil {
 		return err
 	}
+	spec := body.ClusterAdvertisementSpec
+	// As the API server's default.
+	spec.Lending = ptr.Deref(body.Lending, broker.Lending{Enabled: true})
 	if spec.ClusterID != caller {
 		return refuse(protocol.CodeForbidden, "cluster %s cannot advertise for cluster %q: set clusterID to %s", caller, short(spec.ClusterID), caller)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -51,7 +52,7 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + protocol.PathJoin, body: `{"token":1}`, status: 400, want: "does not match the schema"},
 		{route: "POST " + protocol.PathJoin, body: `{}`, status: 401, want: "the join token is wrong"},
 
-		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"reserved":{}}}`, status: 400, want: `unknown field "reserved"`},
+		{route: "POST " + ads, body: `{"clusterID":"rome","resources":{"lent":{}}}`, status: 400, want: `unknown field "lent"`},
 		{route: "POST " + ads, body: `{"clusterID":"rome"} {}`, status: 400, want: "unexpected data after"},
 		{route: "POST " + ads, body: `[]`, version: "1", status: 400, want: "does not match the schema"},
 		{route: "POST " + ads, body: ``, status: 400, want: "does not match the schema"},
@@ -90,7 +91,7 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + reservations, body: request(func(r *protocol.ReservationRequest) {
 			r.Spec.Retained = make([]broker.RetainedPods, broker.MaxRetained+1)
 		}), status: 400, want: "spec.retained"},
-		{route: "GET " + reservations, status: 400, want: "add ?role="},
+		{route: "GET " + reservations, query: "?watch=true", status: 400, want: "add ?role="},
 		{route: "GET " + reservations, query: "?role=owner&watch=true", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", status: 400, want: "role is invalid"},
 		{route: "GET " + item, id: "some", query: "?role=provider", status: 404, want: "does not exist"},
@@ -144,4 +145,22 @@ func (h *testHub) callAs(t *testing.T, config *tls.Config, version, method, path
 	expect.NoError(t, err)
 	request.Header.Set(protocol.HeaderVersion, version)
 	return h.send(t, transport, request)
+}
+
+// testOriginalAgents: they send what they count as available and reserved, no lending and no
+// sequence, and ask for reservations without a role.
+func (c *clusters) testOriginalAgents(t *testing.T) {
+	berlin := c.hub.join(t, "berlin-2")
+	for body, lends := range map[string]bool{
+		`{"clusterID":"berlin-2","clusterName":"Berlin","resources":{"capacity":{"cpu":"4"},"allocatable":{"cpu":"4"},"allocated":{"cpu":"1"},"reserved":{"cpu":"1"},"available":{"cpu":"2"}},"timestamp":"2025-11-19T16:00:00Z"}`: true,
+		`{"clusterID":"berlin-2","lending":{"enabled":false},"resources":{"capacity":{"cpu":"4"},"allocatable":{"cpu":"4"},"allocated":{"cpu":"1"}},"timestamp":"2025-11-19T16:00:00Z"}`:                                           false,
+	} {
+		c.hub.callAs(t, berlin.tls, "", http.MethodPost, protocol.PathAdvertisements, []byte(body)).expect(t, http.StatusOK, "")
+		ad := &broker.ClusterAdvertisement{}
+		expect.NoError(t, c.hub.api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "berlin-2"}, ad))
+		if ad.Spec.Lending.Enabled != lends {
+			t.Errorf("%s: lending is %+v", body, ad.Spec.Lending)
+		}
+	}
+	c.hub.callAs(t, berlin.tls, "", http.MethodGet, protocol.PathReservations, nil).expect(t, http.StatusOK, "")
 }

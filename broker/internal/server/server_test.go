@@ -132,6 +132,7 @@ func TestCalls(t *testing.T) {
 	t.Run("a deletion takes nothing of the limit of writes", c.testDeletionsAreFree)
 	t.Run("relay", c.testRelay)
 	t.Run("metrics", c.testMetrics)
+	t.Run("bodies and calls of the original system's agents", c.testOriginalAgents)
 }
 
 // clusters are a hub and three clusters that have joined it.

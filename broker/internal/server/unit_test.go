@@ -70,7 +70,7 @@ func FuzzBodies(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, into := range []any{&protocol.ReservationRequest{}, &broker.ClusterAdvertisementSpec{}, &protocol.Beat{}, &protocol.RelayMessage{}, &protocol.ProviderAck{}, &protocol.RequesterAck{}, &protocol.Renewal{}, &protocol.JoinRequest{}} {
+		for _, into := range []any{&protocol.ReservationRequest{}, &broker.ClusterAdvertisementSpec{}, &advertisementBody{}, &protocol.Beat{}, &protocol.RelayMessage{}, &protocol.ProviderAck{}, &protocol.RequesterAck{}, &protocol.Renewal{}, &protocol.JoinRequest{}} {
 			if err := decodeJSON(bytes.NewReader(body), into, true); err != nil {
 				var refusal *protocol.Error
 				if !errors.As(err, &refusal) || refusal.Status() != http.StatusBadRequest {

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -174,12 +175,49 @@ func AddressesHandler(networksOf func(virtualNode string) (networks []netip.Pref
 			return admission.Allowed("")
 		}
 		changed, err := changeAddresses(request.Object.Raw, networksOf)
+		if err == nil {
+			changed, err = keepOverflow(request.OldObject.Raw, changed)
+		}
 		if err != nil {
 			log.FromContext(ctx).Info("Cannot decode the status of a pod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
 			return admission.Allowed("")
 		}
 		return admission.PatchResponseFromRaw(request.Object.Raw, changed)
 	})}).WithRecoverPanic(false)
+}
+
+// keepOverflow leaves an encoded pod the condition of this cluster's scheduler that it had: Liqo
+// replaces the status by the provider's, which says nothing of it, or what it likes.
+func keepOverflow(before, raw []byte) ([]byte, error) {
+	type conditions struct {
+		Status struct{ Conditions []json.RawMessage } // JSON names in any case
+	}
+	own := func(condition json.RawMessage) bool {
+		var c corev1.PodCondition
+		return json.Unmarshal(condition, &c) == nil && c.Type == broker.PodOverflow
+	}
+	var had, has conditions
+	if err := errors.Join(json.Unmarshal(before, &had), json.Unmarshal(raw, &has)); err != nil {
+		return nil, err
+	}
+	kept := slices.DeleteFunc(has.Status.Conditions, own)
+	for _, condition := range had.Status.Conditions {
+		if own(condition) {
+			kept = append(kept, condition)
+		}
+	}
+	var pod, status map[string]json.RawMessage
+	err := errors.Join(json.Unmarshal(raw, &pod), json.Unmarshal(pod["status"], &status))
+	if err != nil || status == nil {
+		return raw, err
+	}
+	if status["conditions"], err = json.Marshal(kept); err != nil {
+		return nil, err
+	}
+	if pod["status"], err = json.Marshal(status); err != nil {
+		return nil, err
+	}
+	return json.Marshal(pod)
 }
 
 // changeAddresses leaves an encoded pod the addresses that a guest can have, and changes

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/liqo/liqotest"
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -107,6 +108,8 @@ func TestAddressesWebhook(t *testing.T) {
 	expect.NoError(t, c.Create(t.Context(), unread))
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}, Spec: corev1.PodSpec{NodeName: "spillway-paris", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	expect.NoError(t, c.Create(t.Context(), pod))
+	pod.Status.Conditions = []corev1.PodCondition{{Type: broker.PodOverflow, Status: corev1.ConditionTrue, Reason: "Overflowed"}}
+	expect.NoError(t, c.Status().Update(t.Context(), pod))
 	report := func(addresses ...string) corev1.PodStatus {
 		t.Helper()
 		reported := pod.DeepCopy()
@@ -115,6 +118,7 @@ func TestAddressesWebhook(t *testing.T) {
 			reported.Status.PodIPs = append(reported.Status.PodIPs, corev1.PodIP{IP: ip})
 		}
 		reported.Status.PodIP = addresses[0]
+		reported.Status.Conditions = []corev1.PodCondition{{Type: broker.PodOverflow, Status: corev1.ConditionFalse, Reason: "Forged"}, {Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 		expect.NoError(t, c.Status().Update(t.Context(), reported, client.DryRunAll))
 		return reported.Status
 	}
@@ -155,6 +159,14 @@ func TestAddressesWebhook(t *testing.T) {
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" || status.PodIP != append(test.want, "")[0] {
 			t.Errorf("%s: pod IP %q, pod IPs (-want +got):\n%s", name, status.PodIP, diff)
+		}
+		// The scheduler's condition is this cluster's, whatever the provider reports.
+		reasons := map[corev1.PodConditionType]string{}
+		for _, c := range status.Conditions {
+			reasons[c.Type] = c.Reason
+		}
+		if _, ready := reasons[corev1.PodReady]; !ready || reasons[broker.PodOverflow] != "Overflowed" || len(status.Conditions) != 2 {
+			t.Errorf("%s: the conditions are %v", name, status.Conditions)
 		}
 		if status.Phase != corev1.PodRunning || status.HostIP != "10.1.0.1" {
 			t.Errorf("%s: the pod is %s on host %s", name, status.Phase, status.HostIP)

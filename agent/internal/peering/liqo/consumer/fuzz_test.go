@@ -7,18 +7,23 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	corev1 "k8s.io/api/core/v1"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // FuzzAddresses leaves arbitrary pods the addresses in the networks of their node's guests.
 func FuzzAddresses(f *testing.F) {
 	for _, seed := range []string{`{}`, `[`, `{"status":null}`, `{"status":{}}`, `{"status":{"podIP":1}}`, `{"status":{"podIP":"10.1.2.3"}}`,
-		`{"status":{"podIP":"10.1.2.3","podIPs":[{"ip":"192.0.2.1"},{"ip":"10.1.2.4"}]}}`, `{"status":{"podIPs":[{"ip":"::ffff:10.1.2.3"}]}}`, `{"Status":{"PODIP":"10.1.2.3"}}`, `{"spec":{"nodeName":1},"status":{}}`, `{"spec":{"nodeName":"n"},"status":{"podIP":"10.2.0.1"}}`} {
+		`{"status":{"conditions":[{"type":"broker.fluidos.eu/Overflow","reason":"Forged"},{"type":1},null]}}`, `{"status":{"podIP":"10.1.2.3","podIPs":[{"ip":"192.0.2.1"},{"ip":"10.1.2.4"}]}}`, `{"status":{"podIPs":[{"ip":"::ffff:10.1.2.3"}]}}`, `{"Status":{"PODIP":"10.1.2.3"}}`, `{"spec":{"nodeName":1},"status":{}}`, `{"spec":{"nodeName":"n"},"status":{"podIP":"10.2.0.1"}}`} {
 		f.Add([]byte(seed))
 	}
 	network := netip.MustParsePrefix("10.1.0.0/16")
 	f.Fuzz(func(t *testing.T, object []byte) {
 		changed, err := changeAddresses(object, func(string) ([]netip.Prefix, bool) { return []netip.Prefix{network}, true })
 		if err != nil {
+			return
+		}
+		if changed, err = keepOverflow([]byte(`{"status":{"conditions":[{"type":"broker.fluidos.eu/Overflow","status":"True","reason":"Overflowed"}]}}`), changed); err != nil {
 			return
 		}
 		var pod corev1.Pod
@@ -28,6 +33,11 @@ func FuzzAddresses(f *testing.F) {
 		for _, p := range append(pod.Status.PodIPs, corev1.PodIP{IP: pod.Status.PodIP}) {
 			if address, err := netip.ParseAddr(p.IP); err == nil && !network.Contains(address) {
 				t.Fatalf("%s keeps %s: %s", object, address, changed)
+			}
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == broker.PodOverflow && c.Reason != "Overflowed" {
+				t.Fatalf("%s says %s in the scheduler's name", object, c.Reason)
 			}
 		}
 	})
