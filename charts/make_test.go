@@ -63,7 +63,7 @@ func TestMakeTargets(t *testing.T) {
 			if out, err := run("uninstall"); err == nil || !strings.Contains(out, "delete these first") || !strings.Contains(out, ".broker.fluidos.eu/") {
 				t.Errorf("make uninstall returned %v while there are Reservations:\n%s", err, out)
 			}
-			for _, kind := range []string{"Reservation", "OverflowPolicy", "BrokerConfig"} {
+			for _, kind := range []string{"Reservation", "OverflowPolicy", "BrokerConfig", "ClusterAdvertisement"} {
 				object := &unstructured.Unstructured{}
 				object.SetGroupVersionKind(broker.GroupVersion.WithKind(kind))
 				for _, ns := range []string{"", "default", namespace} {

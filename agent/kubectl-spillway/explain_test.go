@@ -32,7 +32,10 @@ import (
 
 var update = flag.Bool("update", false, "Write the golden files.")
 
-func TestMain(m *testing.M) { controlplane.Main(m) }
+func TestMain(m *testing.M) {
+	quiet()
+	controlplane.Main(m)
+}
 
 // testCluster is an API server, and how the program reaches it.
 type testCluster struct {

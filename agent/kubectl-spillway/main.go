@@ -42,14 +42,18 @@ const requestTimeout = 30 * time.Second
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	quiet()
 	os.Exit(run(ctx, os.Args[1:], genericclioptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
+}
+
+// quiet drops what libraries log: it is an error of the verb, too.
+func quiet() {
+	log.SetLogger(logr.Discard())
+	klog.SetLogger(logr.Discard())
 }
 
 // run runs the program and returns its exit code.
 func run(ctx context.Context, arguments []string, streams genericclioptions.IOStreams) (code int) {
-	// What libraries log is an error of the verb, too.
-	log.SetLogger(logr.Discard())
-	klog.SetLogger(logr.Discard())
 	defer func() {
 		if r := recover(); r != nil {
 			code = fail(streams.ErrOut, fmt.Errorf("internal error, please report it: %v", r))

