@@ -23,7 +23,7 @@ func TestReserve(t *testing.T) {
 	c.shop()
 	c.run(0, "reserve", "warm", "--cpu=8", "--memory=16Gi", "--duration=24h", "--cluster=paris")
 	c.run(0, "reserve", "batch", "--pods=10", "--cpu=500m", "--selector=tier=batch", "--max-price=1.50 EUR", "--region=eu", "--deadline=10m")
-	if out, _ := c.run(0, "reserve", "dry", "--gpu=1", "--dry-run", "-o=yaml"); !strings.Contains(out, `gpu: "1"`) {
+	if out, _ := c.run(0, "reserve", "dry", "--gpu=1", "--dry-run", "-o=yaml"); !strings.Contains(out, `gpu: "1"`) || !strings.Contains(out, "kind: Reservation") {
 		t.Errorf("reserve --dry-run prints\n%s", out)
 	}
 	var r broker.Reservation
@@ -117,5 +117,22 @@ func TestDrain(t *testing.T) {
 	<-gone
 	if !strings.Contains(out, "evicted") || !strings.Contains(out, "drained: 1 pods have left") || !unschedulable() {
 		t.Errorf("drain prints\n%s", out)
+	}
+}
+
+// TestNodesOf: a cluster is named by its ID, also where that is the name of another one's node.
+func TestNodesOf(t *testing.T) {
+	var nodes []corev1.Node
+	for _, cluster := range []string{"rome", "spillway-rome", ""} {
+		nodes = append(nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "spillway-" + cluster, Labels: map[string]string{broker.LabelProvider: cluster}}})
+	}
+	for name, want := range map[string]string{"rome": "spillway-rome", "spillway-rome": "spillway-spillway-rome", "node/spillway-rome": "spillway-rome", "oslo": "", "": ""} {
+		got := ""
+		for _, node := range nodesOf(name, nodes) {
+			got += node.Name
+		}
+		if got != want {
+			t.Errorf("%q is %q, want %q", name, got, want)
+		}
 	}
 }

@@ -87,6 +87,11 @@ func TestStatuses(t *testing.T) {
 			}
 		})
 	}
+	// One of which only an earlier version can be decoded keeps its status: what it says now is not known.
+	earlier := input{policies: request.Policies{Decoded: []*broker.OverflowPolicy{policy("p", "a", "8")}, Undecoded: []broker.Undecoded{{Name: "p", Raw: []byte(`{}`)}}}, namespaces: []*corev1.Namespace{namespace("shop", "a")}}
+	if status := statuses(earlier, nil); len(status) > 0 {
+		t.Errorf("of an earlier version: %+v", status)
+	}
 	var many []*corev1.Namespace
 	for i := range 30 {
 		many = append(many, namespace(fmt.Sprintf("shop-%02d", i), "a"))

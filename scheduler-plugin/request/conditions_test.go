@@ -183,6 +183,12 @@ func TestConditionOfBoundPods(t *testing.T) {
 	w.expectWrites(1, "one is bound")
 	w.expectSays("crunch-0", corev1.ConditionTrue, condition.ReasonScheduledAtHome, "node home of this cluster")
 
+	// Its node, which is a virtual one by its name, is not known: it says nothing that may be false.
+	w.watch("crunch-1", bind("spillway-lost"))
+	w.Queue.Remove("crunch-1")
+	w.pass(waiting.LookPeriod)
+	w.expectWrites(0, "on a node that is not known")
+
 	// It is bound while no replica leads.
 	w.watch("crunch-1", bind("home"))
 	w.Profile = ""

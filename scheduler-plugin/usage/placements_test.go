@@ -255,3 +255,18 @@ func charges(p *Placements) map[string]string {
 	}
 	return all
 }
+
+// TestAbsurdPod: what a node has in use is right again once a pod is gone that requests more than
+// can be counted.
+func TestAbsurdPod(t *testing.T) {
+	p := NewPlacements(clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), func(pod *corev1.Pod) (demand.Key, bool) { return keyOfPod(pod), true })
+	for name, cpu := range map[string]string{"small": "1", "absurd": "10P"} {
+		pod := podOf("crunch", name, cpu)
+		pod.Spec.NodeName = "home"
+		p.SetPod(pod)
+	}
+	p.RemovePod("absurd")
+	if used := p.nodes["home"].used[corev1.ResourceCPU]; used != 1000 {
+		t.Errorf("%d of CPU are in use", used)
+	}
+}

