@@ -66,14 +66,9 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Clock)
 	clusters := advertisement.New(advertisement.Options{Committer: committer, Clock: p.Clock, Workers: p.Workers})
 	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
-	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)); err != nil {
+	configs := &acceptance.Writer{Client: mgr.GetClient(), Namespace: p.Namespace, Clock: p.Clock}
+	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr), configs.SetupWithManager(mgr)); err != nil {
 		return nil, err
-	}
-	if p.undecoded != nil { // a process of its own
-		configs := &acceptance.Writer{Client: mgr.GetClient(), Namespace: p.Namespace, Clock: p.Clock}
-		if err := mgr.Add(configs); err != nil {
-			return nil, fmt.Errorf("setting up the status of BrokerConfigs: %w", err)
-		}
 	}
 	rest, err := server.New(mgr, server.Options{
 		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Store: committer.Store,

@@ -2,21 +2,20 @@ package acceptance
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/settings"
+	"github.com/spillway-dev/spillway/broker/internal/watch"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -30,69 +29,46 @@ const (
 const (
 	// configName is the name of the BrokerConfig that is used.
 	configName = "default"
-	// period is how often the statuses are compared.
-	period = 10 * time.Second
 	// maxMessage is the maximum size of a message, in bytes.
 	maxMessage = 1024
 )
 
-// Writer writes the statuses, on the leader.
+// Writer writes the statuses.
 type Writer struct {
 	Client    client.Client
 	Namespace string
-	Clock     clock.WithTicker
+	Clock     clock.PassiveClock
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (w *Writer) NeedLeaderElection() bool { return true }
-
-// Start implements manager.Runnable.
-func (w *Writer) Start(ctx context.Context) error {
-	ticker := w.Clock.NewTicker(period)
-	defer ticker.Stop()
-	for {
-		if err := w.write(ctx); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "Failed to write the status of BrokerConfigs; retrying")
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C():
-		}
-	}
-}
-
-// write writes the statuses that differ.
-func (w *Writer) write(ctx context.Context) error {
-	var list broker.BrokerConfigList
-	if err := w.Client.List(ctx, &list, client.InNamespace(w.Namespace)); err != nil {
-		return fmt.Errorf("listing BrokerConfigs: %w", err)
-	}
-	now := metav1.NewTime(w.Clock.Now())
-	for _, config := range list.Items {
-		if err := w.patch(ctx, config.Name, config.Status, statusOf(&config, now)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// patch writes a status unless it is what it was.
-func (w *Writer) patch(ctx context.Context, name string, before, status broker.BrokerConfigStatus) error {
-	if equality.Semantic.DeepEqual(before, status) {
-		return nil
-	}
-	patch, err := json.Marshal(map[string]any{"status": status})
+// SetupWithManager adds the controller to a manager, whose leader runs it.
+func (w *Writer) SetupWithManager(mgr manager.Manager) error {
+	err := ctrl.NewControllerManagedBy(mgr).Named("brokerconfigs").For(&broker.BrokerConfig{}).
+		WithEventFilter(watch.Namespace(w.Namespace)).Complete(watch.ByName(w.reconcile))
 	if err != nil {
-		return fmt.Errorf("encoding a status: %w", err)
-	}
-	object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: name}}
-	object.SetGroupVersionKind(broker.GroupVersion.WithKind("BrokerConfig"))
-	// The API server accepts no status of an object from before the CRD refused its spec.
-	if err := w.Client.Status().Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)); client.IgnoreNotFound(err) != nil && !apierrors.IsInvalid(err) {
-		return fmt.Errorf("writing the status of BrokerConfig %s: %w", name, err)
+		return fmt.Errorf("adding the controller of BrokerConfigs: %w", err)
 	}
 	return nil
+}
+
+// reconcile writes the status of a BrokerConfig unless it is what it was.
+func (w *Writer) reconcile(ctx context.Context, name string) (ctrl.Result, error) {
+	var config broker.BrokerConfig
+	if err := w.Client.Get(ctx, client.ObjectKey{Namespace: w.Namespace, Name: name}, &config); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	status := statusOf(&config, metav1.NewTime(w.Clock.Now()))
+	if equality.Semantic.DeepEqual(config.Status, status) {
+		return ctrl.Result{}, nil
+	}
+	before := config.DeepCopy()
+	config.Status = status
+	// The API server accepts no status of an object from before the CRD refused its spec, and has none
+	// before the CRD is updated.
+	err := w.Client.Status().Patch(ctx, &config, client.MergeFrom(before))
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsInvalid(err) {
+		return ctrl.Result{}, fmt.Errorf("writing the status of BrokerConfig %s: %w", name, err)
+	}
+	return ctrl.Result{}, nil
 }
 
 // statusOf is the status of a BrokerConfig.

@@ -38,7 +38,7 @@ func TestAccepted(t *testing.T) {
 	expectLine := func(name, part string) {
 		t.Helper()
 		expect.Eventually(t, "the line of "+name, func() (bool, string) {
-			err := w.write(t.Context())
+			_, err := w.reconcile(t.Context(), name)
 			line, lineErr := controlplane.Line(t.Context(), config, true, "brokerconfigs", ns, name)
 			return err == nil && lineErr == nil && strings.Contains(line, part), fmt.Sprintf("%s (%v, %v), want %q", line, err, lineErr, part)
 		})
@@ -56,7 +56,8 @@ func TestAccepted(t *testing.T) {
 	expectLine("default", "Accepted=True, Resources=70, Cost=30, ")
 	get()
 	version := current.ResourceVersion
-	expect.NoError(t, w.write(t.Context()))
+	_, err = w.reconcile(t.Context(), configName)
+	expect.NoError(t, err)
 	if get(); current.ResourceVersion != version || current.Status.ObservedGeneration != current.Generation {
 		t.Errorf("the status is written again without a change: %+v", current.Status)
 	}
