@@ -21,12 +21,12 @@ const (
 	leaseOfSilent = time.Hour
 	// restSteps is how many steps may pass in that time.
 	restSteps = 6000
-	// quietFor is how long the writes and the steps are counted once all is answered,
+	// quietFor is how long the writes and the steps of programs are counted once all is answered,
 	// maxQuiet and maxQuietSteps how many there may be: most are of grants that no pod can use,
 	// which are given back and asked for again.
 	quietFor      = time.Minute
 	maxQuiet      = 20
-	maxQuietSteps = 330
+	maxQuietSteps = 275
 )
 
 // result of one schedule.
@@ -99,7 +99,7 @@ func (w *world) rest(s schedule) {
 	w.until(quietFor, nil)
 	// By now, the broker has learned what providers gave up.
 	w.resting = true
-	before, steps := total(w.hub.Writes()), w.steps
+	before, steps := total(w.hub.Writes()), w.acts
 	w.until(quietFor, nil)
 	if w.checks.found != nil {
 		return
@@ -107,7 +107,7 @@ func (w *world) rest(s schedule) {
 	if writes := total(w.hub.Writes()) - before; writes > maxQuiet {
 		w.checks.fail(invariantWrites, "%d writes in %s without an event: %v", writes, quietFor, w.hub.Writes())
 	}
-	if steps = w.steps - steps; steps > maxQuietSteps {
+	if steps = w.acts - steps; steps > maxQuietSteps {
 		w.checks.fail(invariantSettle, "%d steps in %s without an event", steps, quietFor)
 	}
 	w.record(fmt.Sprintf("quiet steps %d", steps))

@@ -121,9 +121,11 @@ type world struct {
 	streams []*stream
 	sent    []message
 
-	checks  invariants
-	budget  budget
-	steps   int
+	checks invariants
+	budget budget
+	steps  int
+	// acts are the steps but for those in which only time passes.
+	acts    int
 	digest  uint64
 	verbose func(string)
 	// resting is set when all programs have had time to answer after the last fault.
@@ -395,6 +397,7 @@ func (w *world) step() {
 		chosen := steps[w.rng.IntN(len(steps))]
 		w.record(chosen.Name)
 		chosen.Do()
+		w.acts++
 	}
 	synctest.Wait()
 	for _, b := range w.brokers {
