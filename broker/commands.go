@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/program"
+	"github.com/spillway-dev/spillway/broker/internal/identity"
 )
 
 // commands are run instead of the broker. The hub is where its API server is.
@@ -38,7 +38,7 @@ func invite(ctx context.Context, hub func() (*rest.Config, error), arguments []s
 	if err != nil {
 		return err
 	}
-	token, err := program.Invite(ctx, c, *namespace, flags.Arg(0), time.Now().Add(*ttl))
+	token, err := identity.Invite(ctx, c, *namespace, flags.Arg(0), time.Now().Add(*ttl))
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func rotateCA(ctx context.Context, hub func() (*rest.Config, error), arguments [
 	if err != nil {
 		return err
 	}
-	if err := program.RotateCA(ctx, c, *namespace, clock.RealClock{}); err != nil {
+	if err := identity.Rotate(ctx, c, *namespace, clock.RealClock{}); err != nil {
 		return err
 	}
 	fmt.Fprintln(out, "The broker uses the new CA within 10 seconds. Agents trust it by the one before.")

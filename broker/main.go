@@ -19,6 +19,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/exposition"
+	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/program"
 )
 
@@ -57,7 +58,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.Namespace, "namespace", defaultNamespace(), "Namespace of the broker's objects. Defaults to $POD_NAMESPACE if set.")
 	flags.StringVar(&o.Listen, "listen", ":8443", "Bind address of the REST API for agents.")
 	flags.Var(&o.names, "tls-san", "DNS names and IP addresses to add to the serving certificate, which has those of the Service already. Comma-separated; can be repeated.")
-	flags.DurationVar(&o.ClientValidity, "client-certificate-duration", program.DefaultClientValidity, "How long the certificates that the broker issues to agents are valid, 10m or more. Agents renew them at two thirds of that.")
+	flags.DurationVar(&o.ClientValidity, "client-certificate-duration", identity.DefaultClientValidity, "How long the certificates that the broker issues to agents are valid, 10m or more. Agents renew them at two thirds of that.")
 	flags.StringVar(&o.CertPath, "tls-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program (such as cert-manager) creates and renews. If set, the broker issues no certificates: it serves with that one, and the common name of a client certificate of that CA is a cluster's ID.")
 	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
 	flags.StringVar(&o.Metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")

@@ -32,15 +32,6 @@ import (
 // leaseName is the name of the leader election lease.
 const leaseName = "spillway-broker"
 
-// DefaultClientValidity is how long the certificate of an agent is valid.
-const DefaultClientValidity = identity.DefaultClientValidity
-
-// Invite lets a cluster join once, with the token that it returns.
-var Invite = identity.Invite
-
-// RotateCA makes a new CA that signs from now on.
-var RotateCA = identity.Rotate
-
 // workers is the number of concurrent reconciles of each controller: a reconcile waits for the
 // API server most of its time, and those that wait for the same ledger share its write.
 const workers = 128

@@ -21,17 +21,12 @@ import (
 
 // Reasons of condition Accepted.
 const (
-	ReasonUsed      = "Used"
-	ReasonOtherName = "OtherName"
-	ReasonNoEffect  = "NoEffect"
+	ReasonUsed     = "Used"
+	ReasonNoEffect = "NoEffect"
 )
 
-const (
-	// configName is the name of the BrokerConfig that is used.
-	configName = "default"
-	// maxMessage is the maximum size of a message, in bytes.
-	maxMessage = 1024
-)
+// maxMessage is the maximum size of a message, in bytes.
+const maxMessage = 1024
 
 // Writer writes the statuses.
 type Writer struct {
@@ -75,9 +70,7 @@ func (w *Writer) reconcile(ctx context.Context, name string) (ctrl.Result, error
 func statusOf(config *broker.BrokerConfig, now metav1.Time) broker.BrokerConfigStatus {
 	status := *config.Status.DeepCopy()
 	status.ObservedGeneration = config.Generation
-	if config.Name != configName {
-		accept(&status, metav1.ConditionFalse, ReasonOtherName, "The broker uses only the BrokerConfig named "+configName+": delete this one.", now)
-	} else if why := unusable(&config.Spec); why != "" {
+	if why := unusable(&config.Spec); why != "" {
 		accept(&status, metav1.ConditionFalse, ReasonNoEffect, why, now)
 	} else {
 		accept(&status, metav1.ConditionTrue, ReasonUsed, "The broker uses it.", now)

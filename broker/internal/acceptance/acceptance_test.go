@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -33,7 +34,7 @@ func TestAccepted(t *testing.T) {
 	const ns = broker.SystemNamespace
 	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
 	spec := broker.BrokerConfigSpec{Weights: &broker.ScoreWeights{Resources: 70, Cost: 30}, Queueing: broker.QueueingNone, KeepFreeFor: &metav1.Duration{Duration: time.Hour}}
-	expect.NoError(t, c.Create(t.Context(), &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: configName}, Spec: spec}))
+	expect.NoError(t, c.Create(t.Context(), &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: settings.Name}, Spec: spec}))
 	w := &Writer{Client: c, Namespace: ns, Clock: clocktesting.NewFakeClock(time.Now().Truncate(time.Second))}
 	expectLine := func(name, part string) {
 		t.Helper()
@@ -56,7 +57,7 @@ func TestAccepted(t *testing.T) {
 	expectLine("default", "Accepted=True, Resources=70, Cost=30, ")
 	get()
 	version := current.ResourceVersion
-	_, err = w.reconcile(t.Context(), configName)
+	_, err = w.reconcile(t.Context(), settings.Name)
 	expect.NoError(t, err)
 	if get(); current.ResourceVersion != version || current.Status.ObservedGeneration != current.Generation {
 		t.Errorf("the status is written again without a change: %+v", current.Status)
@@ -72,7 +73,7 @@ func TestUnusable(t *testing.T) {
 		"kept free for none": {broker.BrokerConfigSpec{Queueing: broker.QueueingNone, KeepFreeFor: &metav1.Duration{Duration: time.Hour}}, "keepFreeFor 1h0m0s"},
 		"usable everything":  {broker.BrokerConfigSpec{Weights: &broker.ScoreWeights{Cost: 100}, StaleAfter: &metav1.Duration{Duration: time.Minute}}, ""},
 	} {
-		status := statusOf(&broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Name: configName}, Spec: tc.spec}, metav1.Now())
+		status := statusOf(&broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Name: settings.Name}, Spec: tc.spec}, metav1.Now())
 		c := meta.FindStatusCondition(status.Conditions, broker.ConditionAccepted)
 		if (c.Status == metav1.ConditionTrue) != (tc.want == "") || !strings.Contains(c.Message, tc.want) {
 			t.Errorf("%s: %+v, want %q", name, c, tc.want)

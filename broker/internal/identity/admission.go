@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -165,14 +166,14 @@ func (a *Authority) joining(ctx context.Context) (broker.Joining, error) {
 		return broker.Joining{}, err
 	}
 	joining := ptr.Deref(config.Spec.Joining, broker.Joining{})
-	joining.Admission = cmp.Or(joining.Admission, broker.AdmissionAutomatic)
+	joining.Admission = settings.Of(&config.Spec).Admission
 	return joining, nil
 }
 
 // config is the BrokerConfig in use; empty if there is none.
 func (a *Authority) config(ctx context.Context) (*broker.BrokerConfig, error) {
 	var config broker.BrokerConfig
-	if err := a.Cache.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: configName}, &config); client.IgnoreNotFound(err) != nil {
+	if err := a.Cache.Get(ctx, client.ObjectKey{Namespace: a.Namespace, Name: settings.Name}, &config); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("reading the BrokerConfig: %w", err)
 	}
 	return &config, nil

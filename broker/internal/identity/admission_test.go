@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -54,7 +55,7 @@ func TestPhase(t *testing.T) {
 // configure creates the BrokerConfig for the rest of a test.
 func (f *fixture) configure(t *testing.T, joining broker.Joining) {
 	t.Helper()
-	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: configName}, Spec: broker.BrokerConfigSpec{Joining: &joining}}
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: settings.Name}, Spec: broker.BrokerConfigSpec{Joining: &joining}}
 	expect.NoError(t, client.IgnoreNotFound(f.api.Delete(t.Context(), config)))
 	expect.NoError(t, f.api.Create(t.Context(), config))
 	t.Cleanup(func() {

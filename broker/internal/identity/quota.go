@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// configName is the name of the BrokerConfig in use.
-	configName = "default"
 	// defaultClusters is the quota of clusters without a BrokerConfig.
 	defaultClusters = 10000
 	// admissionTTL is the time after which a registration that the cache does not have was

@@ -14,6 +14,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
 
+// Name is the name of the BrokerConfig that is used.
+const Name = "default"
+
 // Settings are the BrokerConfig with defaults.
 type Settings struct {
 	Weights              broker.ScoreWeights

@@ -19,9 +19,6 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/settings"
 )
 
-// configName is the name of the BrokerConfig that is used.
-const configName = "default"
-
 // Store has the objects. They are shared and read-only: who adds one does not change it any
 // more. It is safe for concurrent use.
 type Store struct {
@@ -77,7 +74,7 @@ func New(clock clock.PassiveClock) *Store {
 func (s *Store) Config() *broker.BrokerConfig {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.configs.known[configName]
+	return s.configs.known[settings.Name]
 }
 
 // Settings are those of the BrokerConfig in use.
