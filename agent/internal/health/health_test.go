@@ -78,6 +78,11 @@ var statuses = map[string]func(*health.Observed){
 		o.Reservations = []broker.Reservation{reservation("rome-7f3a", 1)}
 		o.Reservations[0].Labels = map[string]string{broker.LabelRequester: "rome", broker.LabelSourceNamespace: "shop", broker.LabelSourceName: "web-1"}
 	},
+	"hub-late": func(o *health.Observed) { o.Advertisements[0].Spec.Timestamp = before(5 * time.Minute) },
+	"hub-rare": func(o *health.Observed) { // it is set to report rarely
+		o.Advertisements[0].Spec.Timestamp = before(5 * time.Minute)
+		o.Deployments[0].Spec.Template.Spec.Containers = []corev1.Container{{Args: []string{"--cluster-id=rome", "--advertisement-requeue-interval=2m"}}}
+	},
 	"hub-lost": func(o *health.Observed) {
 		o.Advertisements[0].Spec.Timestamp = before(7 * time.Minute)
 		o.Nodes[0] = node("paris", corev1.ConditionUnknown, "The API server of paris has not answered for 2m0s.")
@@ -122,7 +127,7 @@ func expectGolden(t *testing.T, name, got string) {
 }
 
 func TestStatus(t *testing.T) {
-	well := map[string]bool{"well": true, "many": true, "hub": true, "no-permission": true}
+	well := map[string]bool{"well": true, "many": true, "hub": true, "hub-rare": true, "no-permission": true}
 	for name, change := range statuses {
 		t.Run(name, func(t *testing.T) {
 			o := rome()

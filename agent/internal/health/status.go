@@ -16,12 +16,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
-// heardWithin is how old the last advertisement may be that the broker has received: three beats, and
-// some for clocks that differ.
-const heardWithin = 2 * time.Minute
-
-// lostAfter is how old it is once something is wrong, also with an agent that is set to report rarely.
-const lostAfter = 6 * time.Minute
+// clocksDiffer is by how much this machine's clock may differ.
+const clocksDiffer = 30 * time.Second
 
 // Status says what runs now, and what waits.
 func Status(o *Observed) Report {
@@ -78,7 +74,7 @@ func (s *status) program(name string) (state explain.State, message string, pres
 	if lease != nil {
 		holder := ptr.Deref(lease.Spec.HolderIdentity, "")
 		renewed := ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{}).Time
-		leads := holder != "" && s.Now.Sub(renewed) <= time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15))*time.Second+heardWithin/4
+		leads := holder != "" && s.Now.Sub(renewed) <= time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 15))*time.Second+clocksDiffer
 		if leads {
 			parts = append(parts, holder+" leads")
 		} else {
@@ -165,9 +161,7 @@ func (s *status) hub() {
 	switch _, _, agent := s.program(Agent); {
 	case !agent:
 		s.step(name, explain.Skipped, "")
-	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > heardWithin && s.Now.Sub(own.Spec.Timestamp.Time) <= lostAfter:
-		s.step(name, explain.Waiting, "the broker last heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time)+", by this machine's clock")
-	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > lostAfter:
+	case own != nil && s.Now.Sub(own.Spec.Timestamp.Time) > s.heardWithin():
 		s.fail(name, "the broker last heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time)+", by this machine's clock", s.logsOf(Agent))
 	case own != nil:
 		s.step(name, explain.OK, "the broker heard from this cluster "+ago(s.Now, own.Spec.Timestamp.Time))
@@ -176,6 +170,27 @@ func (s *status) hub() {
 	default:
 		s.fail(name, "the broker has not heard from this cluster yet", s.logsOf(Agent))
 	}
+}
+
+// heardWithin is how old the last advertisement may be that the broker has received: three beats of the
+// agent, and some for clocks that differ.
+func (s *status) heardWithin() time.Duration {
+	beat := 30 * time.Second
+	for i := range s.Deployments {
+		if s.Deployments[i].Name != Agent {
+			continue
+		}
+		for _, c := range s.Deployments[i].Spec.Template.Spec.Containers {
+			for _, arg := range c.Args {
+				if value, found := strings.CutPrefix(arg, "--advertisement-requeue-interval="); found {
+					if set, err := time.ParseDuration(value); err == nil {
+						beat = set
+					}
+				}
+			}
+		}
+	}
+	return 3*beat + clocksDiffer
 }
 
 // scheduler: whether pods can overflow.
