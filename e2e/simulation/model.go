@@ -77,6 +77,9 @@ func (w *world) computeModelSteps(c *cluster) (steps []stepwise.Step) {
 		}
 		if !equality.Semantic.DeepEqual(status, instruction.Status) {
 			steps = append(steps, stepwise.Step{Name: c.id + " virtual node of " + instruction.Name, Do: func() {
+				if useless && !meta.IsStatusConditionTrue(instruction.Status.Conditions, broker.ConditionUnusable) {
+					w.useless++
+				}
 				instruction.Status = status
 				must(c.client.Status().Update(context.Background(), instruction))
 			}})

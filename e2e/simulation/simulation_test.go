@@ -31,6 +31,7 @@ func TestSchedulesThatFailed(t *testing.T) {
 		763,
 		301,  // the same by a second leader, after the release was confirmed
 		4897, // a grant that no pod could use was released at rest: the instruction counted as usable still
+		3113, // two Reservations got, one after the other, what no pod could use
 		508,  // an agent wrote a status that it had computed from an outdated cache, and left it
 	} {
 		if r := inBubble(t, newSchedule(seed), plant{}, nil); r.violation != nil {

@@ -125,7 +125,9 @@ type world struct {
 	budget budget
 	steps  int
 	// acts are the steps but for those in which only time passes.
-	acts    int
+	acts int
+	// useless are the grants that no pod could use: to the programs, that is an event.
+	useless int
 	digest  uint64
 	verbose func(string)
 	// resting is set when all programs have had time to answer after the last fault.
