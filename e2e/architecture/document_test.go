@@ -3,14 +3,11 @@ package architecture_test
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"unicode"
-
-	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
 // section returns the lines of ARCHITECTURE.md below the heading that contains
@@ -72,23 +69,7 @@ func TestPackageMap(t *testing.T) {
 // status of every kind, and no other.
 func TestFieldWriters(t *testing.T) {
 	written := rows(section(t, "Who writes which field"))
-	var fields []string
-	for kind, object := range map[string]any{
-		"ClusterAdvertisement": broker.ClusterAdvertisement{}, "Reservation": broker.Reservation{},
-		"ReservationInstruction": broker.ReservationInstruction{}, "ProviderInstruction": broker.ProviderInstruction{},
-		"OverflowPolicy": broker.OverflowPolicy{}, "BrokerConfig": broker.BrokerConfig{}, "ClusterRegistration": broker.ClusterRegistration{},
-	} {
-		for _, part := range []string{"Spec", "Status"} {
-			field, ok := reflect.TypeOf(object).FieldByName(part)
-			if !ok {
-				continue
-			}
-			for i := range field.Type.NumField() {
-				name, _, _ := strings.Cut(field.Type.Field(i).Tag.Get("json"), ",")
-				fields = append(fields, kind+"."+strings.ToLower(part)+"."+name)
-			}
-		}
-	}
+	fields := apiFields()
 	for _, field := range fields {
 		if !slices.Contains(written, field) {
 			t.Errorf("ARCHITECTURE.md does not say who writes %s", field)
@@ -102,7 +83,7 @@ func TestFieldWriters(t *testing.T) {
 }
 
 // documents are those for users, one for each reader.
-var documents = []string{"README.md", "charts/README.md", "scheduler-plugin/README.md", "agent/README.md", "broker/README.md", "virtual-node/README.md", "e2e/README.md"}
+var documents = []string{"README.md", "charts/README.md", "scheduler-plugin/README.md", "agent/README.md", "broker/README.md", "broker/ORIGINAL.md", "virtual-node/README.md", "e2e/README.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)#\s]*)(#[^)\s]*)?\)`)
