@@ -1,12 +1,19 @@
 package charts_test
 
 import (
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/spillway-dev/spillway/e2e/controlplane"
+	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 // withoutJoining are the values of an agent that gets its certificate from another authority.
@@ -92,5 +99,46 @@ func TestCertManager(t *testing.T) {
 	joining := deploymentOf(t, render(t, "agent", needed), "spillway-agent")
 	if slices.ContainsFunc(joining.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "certificate" }) || mounted(t, joining, "--broker-cert-path") != "" {
 		t.Error("an agent that joins has another certificate")
+	}
+}
+
+// TestCertManagerExamples applies the folders of certificates as users do, to a real API server with
+// cert-manager's CRDs. What they name fits together, and with the charts.
+func TestCertManagerExamples(t *testing.T) {
+	module, _, err := binaries.ModuleDir(t.Context(), "github.com/cert-manager/cert-manager")
+	expect.NoError(t, err)
+	config := controlplane.Start(t, filepath.Join(module, "deploy/crds"))
+	admin, access := as(t, config, ""), kubeconfig(t, config)
+	expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("cert-manager")}))
+	kubectl, err := binaries.Program(t.Context(), "kubectl", t.Logf)
+	expect.NoError(t, err)
+	list := func(kind string) []unstructured.Unstructured {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: kind + "List"})
+		expect.NoError(t, admin.List(t.Context(), list))
+		return list.Items
+	}
+	for chart, values := range map[string][]string{
+		"broker": {"tls.existingSecret=broker-server-tls"},
+		"agent":  append(slices.Clone(withoutJoining), "join.existingCertificate=agent-client-tls"),
+	} {
+		out, err := exec.CommandContext(t.Context(), kubectl, access, "apply", "-k", chart+"/examples/certmanager").CombinedOutput()
+		if err != nil {
+			t.Fatalf("kubectl apply -k: %v\n%s", err, out)
+		}
+		flag := map[string]string{"broker": "--tls-cert-path", "agent": "--broker-cert-path"}[chart]
+		certificateFor(t, list("Certificate"), mounted(t, deploymentOf(t, render(t, chart, values), "spillway-"+chart), flag))
+	}
+	certificates, issuers := list("Certificate"), list("ClusterIssuer")
+	for _, certificate := range certificates {
+		issuer, _, _ := unstructured.NestedString(certificate.Object, "spec", "issuerRef", "name")
+		if !slices.ContainsFunc(issuers, func(o unstructured.Unstructured) bool { return o.GetName() == issuer }) {
+			t.Errorf("Certificate %s has no issuer %s", certificate.GetName(), issuer)
+		}
+	}
+	for _, issuer := range issuers {
+		if secret, ok, _ := unstructured.NestedString(issuer.Object, "spec", "ca", "secretName"); ok && certificateFor(t, certificates, secret)["isCA"] != true {
+			t.Errorf("the Certificate of issuer %s is not a CA's", issuer.GetName())
+		}
 	}
 }

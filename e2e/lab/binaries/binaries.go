@@ -31,10 +31,11 @@ const KubernetesVersion = "v1.37.2"
 // module require the same versions wherever they can, so that a package is compiled once for
 // both. Liqo requires Kubernetes 1.35.
 const (
-	upstream = "e2e/lab/binaries/upstream"
-	v136     = "e2e/lab/binaries/kubernetes-1.36"
-	v135     = "e2e/lab/binaries/kubernetes-1.35"
-	tools    = ".tools"
+	upstream    = "e2e/lab/binaries/upstream"
+	v136        = "e2e/lab/binaries/kubernetes-1.36"
+	v135        = "e2e/lab/binaries/kubernetes-1.35"
+	certManager = "e2e/lab/binaries/certmanager"
+	tools       = ".tools"
 )
 
 // versions of Kubernetes by module.
@@ -70,6 +71,7 @@ var programs = byName(
 	program{v135, "github.com/liqotech/liqo/cmd/crd-replicator"},
 	program{v135, "github.com/liqotech/liqo/cmd/webhook"},
 	program{v135, "github.com/liqotech/liqo/cmd/virtual-kubelet"},
+	program{certManager, "./cert-manager"},
 	program{tools, "sigs.k8s.io/controller-tools/cmd/controller-gen"},
 	program{tools, "gotest.tools/gotestsum"},
 	program{tools, "honnef.co/go/tools/cmd/staticcheck"},
@@ -178,7 +180,7 @@ func Programs(ctx context.Context, log Log, names ...string) (map[string]string,
 	}
 	// One module after the other: two builds at once would compile the packages that they
 	// share twice.
-	for _, module := range []string{upstream, v136, v135, tools} {
+	for _, module := range []string{upstream, v136, v135, certManager, tools} {
 		if err := buildMissing(ctx, root, module, missing[module], log); err != nil {
 			return nil, err
 		}
@@ -197,7 +199,7 @@ func Own(ctx context.Context, log Log, dir string, packages ...string) error {
 	return goBuild(ctx, root, ".", dir, orDiscard(log), packages...)
 }
 
-// ModuleDir returns the directory of a module that upstream programs, or those of Liqo,
+// ModuleDir returns the directory of a module that upstream programs, Liqo's or cert-manager
 // require, and its version. The module is downloaded if the module cache does not hold it.
 func ModuleDir(ctx context.Context, module string) (dir, version string, err error) {
 	root, err := Root()
@@ -205,8 +207,11 @@ func ModuleDir(ctx context.Context, module string) (dir, version string, err err
 		return "", "", err
 	}
 	folder := filepath.Join(root, upstream)
-	if strings.HasPrefix(module, "github.com/liqotech/") {
+	switch {
+	case strings.HasPrefix(module, "github.com/liqotech/"):
 		folder = filepath.Join(root, v135)
+	case strings.HasPrefix(module, "github.com/cert-manager/"):
+		folder = filepath.Join(root, certManager)
 	}
 	// go list names no directory for a module that was not downloaded; go mod
 	// download is slow on an empty cache, since it reads every go.mod file.
