@@ -60,6 +60,8 @@ func (o *options) flags() *flag.FlagSet {
 	flags.Var(&o.names, "tls-san", "DNS names and IP addresses to add to the serving certificate, which has those of the Service already. Comma-separated; can be repeated.")
 	flags.DurationVar(&o.ClientValidity, "client-certificate-duration", identity.DefaultClientValidity, "How long the certificates that the broker issues to agents are valid, 10m or more. Agents renew them at two thirds of that.")
 	flags.StringVar(&o.CertPath, "tls-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program (such as cert-manager) creates and renews. If set, the broker issues no certificates: it serves with that one, and the common name of a client certificate of that CA is a cluster's ID.")
+	flags.StringVar(&o.Page, "page-bind-address", "0", "Bind address of the page for people, such as 127.0.0.1:8444, which kubectl port-forward reaches. At any other address than a loopback one, it is served with TLS. 0 disables it.")
+	flags.StringVar(&o.PageCertPath, "page-cert-path", "", "Directory with tls.crt and tls.key for the page, which another program creates and renews. If empty, the page has the certificate of the REST API.")
 	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
 	flags.StringVar(&o.Metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.BoolVar(&o.MetricsSecure, "metrics-secure", false, exposition.Secure)

@@ -55,7 +55,11 @@ type Options struct {
 	// with the certificates of another authority, empty with the broker's own.
 	ClientValidity time.Duration
 	CertPath       string
-	LeaderElect    bool
+	// Page is the bind address of the page for people; "0" or empty for none. At another address
+	// than that of this machine itself, it is served with TLS: with the certificate in PageCertPath
+	// or, if that is empty, the broker's.
+	Page, PageCertPath string
+	LeaderElect        bool
 	// Lease, RenewDeadline and RetryPeriod are of the leader election, CatchUp is the
 	// deadline of a new leader's caches.
 	Lease, RenewDeadline, RetryPeriod, CatchUp time.Duration
@@ -67,6 +71,8 @@ type Broker struct {
 	// Address of the REST interface, and the hash of the CA with which agents recognize it.
 	Address net.Addr
 	CAHash  string
+	// PageAddress is nil without a page.
+	PageAddress net.Addr
 }
 
 // New returns a Broker that listens, and does not serve yet.
@@ -117,8 +123,14 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("leader", https.Ready)); err != nil {
 		return nil, fmt.Errorf("setting up the probes: %w", err)
 	}
+	b := &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}
+	if o.Page != "" && o.Page != "0" {
+		if b.PageAddress, err = addPage(mgr, o, live, https, authority); err != nil {
+			return nil, fmt.Errorf("setting up the page: %w", err)
+		}
+	}
 	ctrl.Log.Info("Starting the broker", "namespace", o.Namespace, "caHash", authority.CAHash())
-	return &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}, nil
+	return b, nil
 }
 
 func newManager(config *rest.Config, o Options, objects *undecoded.Objects) (ctrl.Manager, error) {

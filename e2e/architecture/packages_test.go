@@ -68,7 +68,7 @@ func projectRoot(t *testing.T) string {
 var pure = []string{
 	"agent/internal/explain", "agent/internal/health", "agent/internal/placeholder",
 	"broker/capacity", "broker/charge", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/lease", "broker/internal/ledger",
-	"broker/internal/plan", "broker/internal/queue", "broker/internal/settings", "broker/text",
+	"broker/internal/page/view", "broker/internal/plan", "broker/internal/queue", "broker/internal/settings", "broker/text",
 	"scheduler-plugin/demand", "scheduler-plugin/returnhome", "virtual-node/internal/translate",
 }
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -25,6 +26,8 @@ type Store struct {
 	clock clock.PassiveClock
 	// watches report whether the store has what the caches had at first.
 	watches []toolscache.InformerSynced
+	// events is the number of those that were noted.
+	events atomic.Uint64
 
 	mu             sync.Mutex
 	configs        objects[*broker.BrokerConfig]

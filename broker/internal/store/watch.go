@@ -58,9 +58,13 @@ func (s *Store) WaitSynced(ctx context.Context) bool {
 	return toolscache.WaitForCacheSync(ctx.Done(), s.watches...)
 }
 
+// Events is a number that is another one once the store has changed by an event.
+func (s *Store) Events() uint64 { return s.events.Load() }
+
 // Note takes note of an event of a watch: of the object as it is now, or was before it was
 // deleted. Each watch notes its own, since those of others may come later.
 func (s *Store) Note(object client.Object, deleted bool) {
+	defer s.events.Add(1)
 	switch o := object.(type) {
 	case *broker.Reservation:
 		if deleted {

@@ -1,0 +1,71 @@
+package page
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/spillway-dev/spillway/broker/internal/page/session"
+)
+
+const (
+	// lookEvery is how often a stream looks whether there is something new, aliveEvery how often
+	// it says that it is there: then ages are newer, too.
+	lookEvery, aliveEvery = time.Second, 10 * time.Second
+	// writeTimeout is how long a browser may take to read an event.
+	writeTimeout = 10 * time.Second
+)
+
+// events is a stream of server-sent events. An event has nothing but a number: the script gets the
+// view again, as any reload does.
+func (p *Page) events(w http.ResponseWriter, r *http.Request) {
+	user, ok := p.signedIn(w, r)
+	if !ok || r.Method == http.MethodHead {
+		return
+	}
+	if !p.streams.Begin(user.Name, maxStreams) {
+		w.Header().Set("Retry-After", "5")
+		p.say(w, user, http.StatusTooManyRequests, "Too many streams are open.")
+		return
+	}
+	defer p.streams.End(user.Name)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	ticker := p.Clock.NewTicker(lookEvery)
+	defer ticker.Stop()
+	var seen uint64
+	var sent time.Time
+	for {
+		if now, at := p.Store.Events(), p.Clock.Now(); now != seen || at.Sub(sent) >= aliveEvery {
+			if !p.mayStay(r) || !writeEvent(w, now) {
+				return
+			}
+			seen, sent = now, at
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-p.stopping:
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+// mayStay reports whether who opened a stream is still signed in, and this replica still leads.
+func (p *Page) mayStay(r *http.Request) bool {
+	cookie, err := r.Cookie(p.cookieName())
+	if err != nil || p.Ready() != nil {
+		return false
+	}
+	user, err := p.Sessions.User(r.Context(), cookie.Value)
+	return err == nil && user != (session.User{})
+}
+
+func writeEvent(w http.ResponseWriter, number uint64) bool {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Time{}) // of the whole stream
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := fmt.Fprintf(w, "retry: 2000\ndata: %d\n\n", number)
+	return err == nil && control.Flush() == nil
+}

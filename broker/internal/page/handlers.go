@@ -1,0 +1,212 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spillway-dev/spillway/broker/internal/page/session"
+	"github.com/spillway-dev/spillway/broker/internal/page/view"
+	"github.com/spillway-dev/spillway/broker/text"
+)
+
+// document is a view with its URL.
+type document struct {
+	path, title, template string
+	// needs reports whether a user may see it, and kind is what for.
+	needs func(session.User) bool
+	kind  string
+	// view returns nil if there is no such thing.
+	view func(p *Page, r *http.Request) any
+}
+
+func clusters(u session.User) bool     { return u.Clusters }
+func reservations(u session.User) bool { return u.Reservations }
+
+// The kinds of objects whose lists the views show.
+const kindClusters, kindReservations = "clusteradvertisements", "reservations"
+
+// documents are in the order of the navigation.
+var documents = []document{
+	{"/clusters", "Clusters", "clusters", clusters, kindClusters, func(p *Page, r *http.Request) any {
+		return view.OfClusters(p.snapshot(), pageOf(r))
+	}},
+	{"/flows", "Flows", "flows", clusters, kindClusters, func(p *Page, r *http.Request) any {
+		return view.OfFlows(p.snapshot(), pageOf(r))
+	}},
+	{"/queue", "Queue", "queue", reservations, kindReservations, func(p *Page, r *http.Request) any {
+		return view.OfQueue(p.snapshot(), pageOf(r))
+	}},
+	{"/reservations", "Reservations", "reservations", reservations, kindReservations, func(p *Page, r *http.Request) any {
+		return view.OfReservations(p.snapshot(), text.TruncateTo(r.URL.Query().Get("filter"), 100), pageOf(r))
+	}},
+	{"/reservations/{name}", "Reservation", "reservation", reservations, kindReservations, func(p *Page, r *http.Request) any {
+		reservation := p.Store.Reservation(r.PathValue("name"))
+		if reservation == nil {
+			return nil
+		}
+		return view.OfReservation(p.snapshot(), reservation)
+	}},
+}
+
+// pageOf is the number of the page that is asked for.
+func pageOf(r *http.Request) int {
+	page, err := strconv.Atoi(r.URL.Query().Get("page"))
+	if err != nil {
+		return 1
+	}
+	return page
+}
+
+// Handler serves the page, without a listener.
+func (p *Page) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, asset := range []struct{ name, kind string }{{"page.css", "text/css; charset=utf-8"}, {"page.js", "text/javascript; charset=utf-8"}, {"icon.svg", "image/svg+xml"}} {
+		content, err := assets.ReadFile("assets/" + asset.name)
+		if err != nil {
+			panic(err) // it is embedded
+		}
+		mux.HandleFunc("GET /assets/"+asset.name, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", asset.kind)
+			w.Header().Set("Cache-Control", "no-cache")
+			_, _ = w.Write(content) // or the caller is gone
+		})
+	}
+	mux.Handle("GET /{$}", http.RedirectHandler("/clusters", http.StatusSeeOther))
+	mux.HandleFunc("GET /sign-in", p.signInForm)
+	mux.HandleFunc("POST /sign-in", p.signIn)
+	mux.HandleFunc("POST /sign-out", p.signOut)
+	mux.HandleFunc("GET /events", p.events)
+	for _, d := range documents {
+		mux.HandleFunc("GET "+d.path, func(w http.ResponseWriter, r *http.Request) { p.show(w, r, d) })
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		p.say(w, session.User{}, http.StatusNotFound, "There is no such page.")
+	})
+	return p.guarded(http.NewCrossOriginProtection().Handler(mux))
+}
+
+// guarded adds to all answers what keeps a browser from running, framing, keeping or sending anything
+// else, and refuses those that this page is not for.
+func (p *Page) guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("X-Frame-Options", "DENY")
+		header.Set("Referrer-Policy", "no-referrer")
+		header.Set("Cross-Origin-Opener-Policy", "same-origin")
+		header.Set("Cross-Origin-Resource-Policy", "same-origin")
+		header.Set("Cache-Control", "no-store")
+		if p.Secure == nil && !ofThisMachine(r.Host) {
+			p.say(w, session.User{}, http.StatusMisdirectedRequest, "Without TLS, this page answers at localhost only: kubectl -n "+p.Namespace+" port-forward deploy/spillway-broker 8444")
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ofThisMachine reports whether a host is a name that no other machine can have: one that a foreign
+// name server resolves to this machine is not.
+func ofThisMachine(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.ToLower(strings.Trim(host, "[]"))
+	ip := net.ParseIP(host)
+	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
+}
+
+// signedIn returns who asks. If it reports false, it has answered.
+func (p *Page) signedIn(w http.ResponseWriter, r *http.Request) (user session.User, ok bool) {
+	if err := p.Ready(); err != nil {
+		w.Header().Set("Retry-After", "2")
+		p.say(w, session.User{}, http.StatusServiceUnavailable, "This replica of the broker does not lead: "+err.Error()+". Reload, or forward a port of the replica that is Ready.")
+		return user, false
+	}
+	err := session.ErrNone
+	if cookie, missing := r.Cookie(p.cookieName()); missing == nil {
+		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+		defer cancel()
+		user, err = p.Sessions.User(ctx, cookie.Value)
+	}
+	switch {
+	case errors.Is(err, session.ErrNone), errors.Is(err, session.ErrToken):
+		if r.URL.Path == "/events" {
+			http.Error(w, "Sign in.", http.StatusUnauthorized)
+			return user, false
+		}
+		http.Redirect(w, r, "/sign-in?next="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
+		return user, false
+	case err != nil:
+		p.Log.Info("Cannot ask the API server about a session", "reason", err.Error())
+		w.Header().Set("Retry-After", "5")
+		p.say(w, session.User{}, http.StatusServiceUnavailable, "The API server of the hub did not answer. Reload in a few seconds.")
+		return user, false
+	}
+	if wait := p.requests.Take(user.Name, 1); wait > 0 {
+		w.Header().Set("Retry-After", "1")
+		p.say(w, user, http.StatusTooManyRequests, "Too many requests. Reload in a few seconds.")
+		return user, false
+	}
+	return user, true
+}
+
+// show answers with a view.
+func (p *Page) show(w http.ResponseWriter, r *http.Request, d document) {
+	user, ok := p.signedIn(w, r)
+	if !ok {
+		return
+	}
+	if !d.needs(user) {
+		p.say(w, user, http.StatusForbidden, fmt.Sprintf("%s may not list %s in namespace %s. An administrator of the hub can bind Role spillway-broker-page to them.", user.Name, d.kind, p.Namespace))
+		return
+	}
+	select {
+	case p.making <- struct{}{}:
+		defer func() { <-p.making }()
+	case <-r.Context().Done():
+		return
+	}
+	content := d.view(p, r)
+	if content == nil {
+		p.say(w, user, http.StatusNotFound, "There is no such Reservation, or not any more.")
+		return
+	}
+	p.write(w, http.StatusOK, d.template, shown{Title: d.title, Path: d.path, User: user, At: p.Clock.Now().UTC(), View: content})
+}
+
+// say answers with one sentence.
+func (p *Page) say(w http.ResponseWriter, user session.User, status int, message string) {
+	p.write(w, status, "message", shown{Title: http.StatusText(status), User: user, At: p.Clock.Now().UTC(), View: message})
+}
+
+// shown is what a template gets.
+type shown struct {
+	Title, Path string
+	User        session.User
+	At          time.Time
+	View        any
+}
+
+// write writes a whole document, or none.
+func (p *Page) write(w http.ResponseWriter, status int, template string, with shown) {
+	var body bytes.Buffer
+	if err := templates[template].ExecuteTemplate(&body, "layout", with); err != nil {
+		p.Log.Error(err, "Failed to make a view", "view", template)
+		http.Error(w, "This view cannot be shown: see the log of the broker.", http.StatusInternalServerError)
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(callTimeout)) // a recorder has none
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(body.Bytes()) // or the caller is gone
+}

@@ -1,0 +1,143 @@
+package page
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/net/netutil"
+	"k8s.io/utils/clock"
+
+	"github.com/spillway-dev/spillway/broker/internal/page/session"
+	"github.com/spillway-dev/spillway/broker/internal/page/view"
+	"github.com/spillway-dev/spillway/broker/internal/server/limits"
+	"github.com/spillway-dev/spillway/broker/internal/store"
+)
+
+const (
+	// maxConnections is the number of open connections, maxStreams of streams of one user.
+	maxConnections, maxStreams = 256, 16
+	// maxViews is how many views are made at the same time: placements go on beside them.
+	maxViews = 2
+	// callTimeout is the timeout of a call, from reading to responding. Streams have none.
+	callTimeout = 30 * time.Second
+	// shutdownGrace is the time that calls have to finish when the broker stops.
+	shutdownGrace = 2 * time.Second
+	// maxForm is the size of a form in bytes: a token, and where to go then.
+	maxForm = 32 << 10
+)
+
+// Options of a Page. All but Secure are required.
+type Options struct {
+	// Listener without TLS. The page closes it.
+	Listener net.Listener
+	// Secure is the configuration of TLS. Without one, the page answers only those who ask for a
+	// name of their own machine, such as through kubectl port-forward.
+	Secure *tls.Config
+	// Namespace of the broker's objects.
+	Namespace string
+	Store     *store.Store
+	Sessions  *session.Sessions
+	// Ready is an error on a replica that is not the leader.
+	Ready func() error
+	Clock clock.WithTicker
+	Log   logr.Logger
+}
+
+// Page is the page, a manager.Runnable.
+type Page struct {
+	Options
+	// stopping ends the streams.
+	stopping chan struct{}
+	// signIns limit by address, requests by user, streams count by user.
+	signIns, requests *limits.Rates
+	streams           limits.InProgress
+	// making has an element for each view that is being made.
+	making chan struct{}
+}
+
+// New returns a Page that does not serve yet.
+func New(o Options) *Page {
+	return &Page{
+		Options: o, stopping: make(chan struct{}), making: make(chan struct{}, maxViews),
+		signIns:  limits.NewRates(o.Clock, limits.Always(1, 10)),
+		requests: limits.NewRates(o.Clock, limits.Always(30, 100)),
+	}
+}
+
+// NeedLeaderElection is false: a replica that is not the leader says so.
+func (p *Page) NeedLeaderElection() bool { return false }
+
+// Start serves until ctx ends.
+func (p *Page) Start(ctx context.Context) error {
+	server := &http.Server{
+		Handler:           p.Handler(),
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       callTimeout,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          log.New(connectionLog{p.Log}, "", 0),
+	}
+	listener := netutil.LimitListener(p.Listener, maxConnections)
+	if p.Secure != nil {
+		listener = tls.NewListener(listener, withoutClients(p.Secure))
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	p.Log.Info("Serving the page", "address", p.Listener.Addr().String(), "tls", p.Secure != nil)
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving the page: %w", err)
+	case <-ctx.Done():
+	}
+	close(p.stopping)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil {
+		return server.Close()
+	}
+	return nil
+}
+
+// withoutClients is a configuration that asks for no client certificate: a browser would ask its user
+// for one.
+func withoutClients(config *tls.Config) *tls.Config {
+	config = config.Clone()
+	config.ClientAuth, config.ClientCAs, config.NextProtos = tls.NoClientCert, nil, []string{"http/1.1"}
+	if for1 := config.GetConfigForClient; for1 != nil {
+		config.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			now, err := for1(hello)
+			if err != nil || now == nil {
+				return now, err
+			}
+			return withoutClients(now), nil
+		}
+	}
+	return config
+}
+
+// snapshot is what the views are made of now.
+func (p *Page) snapshot() view.Snapshot {
+	s := view.Snapshot{
+		Now: p.Clock.Now(), Clusters: p.Store.Advertisements(), Reservations: p.Store.Reservations(),
+		Heard: map[string]time.Time{}, MaxPriority: p.Store.Settings().MaxPriority,
+	}
+	for _, ad := range s.Clusters {
+		s.Heard[ad.Name] = p.Store.Receipt(ad.Name).At
+	}
+	return s
+}
+
+// connectionLog logs the errors of connections in net/http with low priority.
+type connectionLog struct{ log logr.Logger }
+
+func (c connectionLog) Write(line []byte) (int, error) {
+	c.log.V(1).Info("Connection error", "message", strings.TrimSpace(string(line)))
+	return len(line), nil
+}
