@@ -79,6 +79,8 @@ var ownInput = map[string]string{
 	"agent/internal/peering/liqo.Prove":                   "the private key that Liqo has generated in the agent's cluster",
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
+	"broker/internal/history/database.records":            "what the broker has written to its database",
+	"broker/internal/history/database.decodeSum":          "what the broker has written to its database",
 	"broker/internal/identity.newCA":                      "what this process has signed",
 	"broker/internal/identity.parseCAs":                   "the Secret of the authority, in the broker's namespace",
 	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",

@@ -44,6 +44,10 @@ const (
 	// consumer's cluster.
 	LabelSourceName = Group + "/source-name"
 
+	// AnnotationSourceOwner of a broker's Reservation is whose pods the capacity is for, as
+	// kind/name. None if it was made by hand.
+	AnnotationSourceOwner = Group + "/source-owner"
+
 	// LabelByHand with value "true" marks a broker's Reservation of which the one in the
 	// consumer's cluster was made by hand, and not by the scheduler plugin.
 	LabelByHand = Group + "/by-hand"
