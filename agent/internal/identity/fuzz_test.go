@@ -6,13 +6,15 @@ import (
 	"encoding/pem"
 	"testing"
 
+	"k8s.io/client-go/util/keyutil"
+
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // FuzzCredentials reads arbitrary keys and certificates, as of a broker's response or a
 // Secret.
 func FuzzCredentials(f *testing.F) {
-	key, err := newKey()
+	key, err := keyutil.MakeEllipticPrivateKeyPEM()
 	expect.NoError(f, err)
 	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{0x30, 0}})
 	f.Add(key, certificate, certificate)

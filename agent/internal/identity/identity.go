@@ -11,13 +11,9 @@ package identity
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
@@ -35,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -351,7 +348,7 @@ func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("reading Secret %s: %w", name, err)
 	}
-	key, keyErr := newKey()
+	key, keyErr := keyutil.MakeEllipticPrivateKeyPEM()
 	if keyErr != nil {
 		return nil, keyErr
 	}
@@ -378,18 +375,6 @@ func (k *Keeper) ensureKey(ctx context.Context) (*corev1.Secret, error) {
 		return nil, fmt.Errorf("storing a private key in Secret %s: %w", name, err)
 	}
 	return secret, nil
-}
-
-func newKey() ([]byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("generating a private key: %w", err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("encoding a private key: %w", err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
 // requestCertificate joins the broker with the Secret's key and stores the
@@ -425,17 +410,9 @@ func (k *Keeper) requestCertificate(ctx context.Context, secret *corev1.Secret) 
 }
 
 func certificateRequest(key []byte, clusterID string) ([]byte, error) {
-	block, _ := pem.Decode(key)
-	if block == nil {
-		return nil, errors.New("not PEM")
-	}
-	private, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	private, err := keyutil.ParsePrivateKeyPEM(key)
 	if err != nil {
 		return nil, err
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: clusterID}}, private)
-	if err != nil {
-		return nil, err
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
+	return cert.MakeCSR(private, &pkix.Name{CommonName: clusterID}, nil, nil)
 }

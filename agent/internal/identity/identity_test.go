@@ -28,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/keyutil"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -336,10 +337,9 @@ func TestCertificateDirectory(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string) {
 		t.Helper()
-		text, err := newKey()
+		text, err := keyutil.MakeEllipticPrivateKeyPEM()
 		expect.NoError(t, err)
-		block, _ := pem.Decode(text)
-		private, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+		private, err := keyutil.ParsePrivateKeyPEM(text)
 		expect.NoError(t, err)
 		for file, content := range map[string][]byte{
 			fileCA: pemOf(a.certificate), filePrivateKey: text,
