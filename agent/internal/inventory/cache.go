@@ -1,14 +1,13 @@
 package inventory
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -163,8 +162,8 @@ func trimStatuses(statuses []corev1.ContainerStatus, specs []corev1.Container) [
 	var out []corev1.ContainerStatus
 	for _, s := range statuses {
 		i := slices.IndexFunc(specs, func(c corev1.Container) bool { return c.Name == s.Name })
-		if i >= 0 && (s.Resources == nil || sameAmounts(s.Resources.Requests, specs[i].Resources.Requests)) &&
-			(s.AllocatedResources == nil || sameAmounts(s.AllocatedResources, specs[i].Resources.Requests)) {
+		if i >= 0 && (s.Resources == nil || quota.Equals(s.Resources.Requests, specs[i].Resources.Requests)) &&
+			(s.AllocatedResources == nil || quota.Equals(s.AllocatedResources, specs[i].Resources.Requests)) {
 			continue
 		}
 		if s.Resources != nil || s.AllocatedResources != nil {
@@ -185,13 +184,9 @@ func keepResources(trimmed *corev1.Pod, status corev1.PodStatus) {
 	if status.Resources != nil {
 		trimmed.Status.Resources = &corev1.ResourceRequirements{Requests: status.Resources.Requests}
 	}
-	if sameAmounts(without, Requests(trimmed)) {
+	if quota.Equals(without, Requests(trimmed)) {
 		trimmed.Status.AllocatedResources, trimmed.Status.Resources = nil, nil
 	}
-}
-
-func sameAmounts(a, b corev1.ResourceList) bool {
-	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Cmp(y) == 0 })
 }
 
 func trimContainers(containers []corev1.Container) []corev1.Container {

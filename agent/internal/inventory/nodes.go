@@ -2,11 +2,11 @@ package inventory
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	podresource "k8s.io/component-helpers/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -44,20 +44,11 @@ type share struct {
 
 // plus returns the share with one pod more, or one less where sign is negative.
 func (s share) plus(requests corev1.ResourceList, sign int) share {
-	out := share{requests: corev1.ResourceList{}, pods: s.pods + int32(sign)}
-	maps.Copy(out.requests, s.requests)
-	for name, amount := range requests {
-		sum := out.requests[name].DeepCopy()
-		if sign < 0 {
-			sum.Sub(amount)
-		} else {
-			sum.Add(amount)
-		}
-		if out.requests[name] = sum; sum.IsZero() {
-			delete(out.requests, name)
-		}
+	sum := quota.Add
+	if sign < 0 {
+		sum = quota.Subtract
 	}
-	return out
+	return share{quota.RemoveZeros(sum(s.requests, requests)), s.pods + int32(sign)}
 }
 
 // add adds a pod of a consumer, or of the cluster itself where it is empty; a negative
@@ -189,7 +180,5 @@ func Finished(pod *corev1.Pod) bool {
 // is in progress, the larger of what is requested, allocated and in use. It has no amounts of
 // zero, as shapes have none: pods that name them are not of another kind.
 func Requests(pod *corev1.Pod) corev1.ResourceList {
-	requests := podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true})
-	maps.DeleteFunc(requests, func(_ corev1.ResourceName, amount resource.Quantity) bool { return amount.IsZero() })
-	return requests
+	return quota.RemoveZeros(podresource.PodRequests(pod, podresource.PodResourcesOptions{UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true}))
 }

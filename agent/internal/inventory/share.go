@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/utils/ptr"
 )
 
@@ -86,7 +87,7 @@ func sameToleration(a, b corev1.Toleration) bool {
 }
 
 func sameContainer(a, b corev1.Container) bool {
-	return a.Name == b.Name && a.SecurityContext == b.SecurityContext && ptr.Equal(a.RestartPolicy, b.RestartPolicy) && sameAmounts(a.Resources.Requests, b.Resources.Requests) &&
+	return a.Name == b.Name && a.SecurityContext == b.SecurityContext && ptr.Equal(a.RestartPolicy, b.RestartPolicy) && quota.Equals(a.Resources.Requests, b.Resources.Requests) &&
 		(len(a.Env)+len(b.Env)+len(a.EnvFrom)+len(b.EnvFrom) == 0 ||
 			equality.Semantic.DeepEqual(a.Env, b.Env) && equality.Semantic.DeepEqual(a.EnvFrom, b.EnvFrom))
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -257,7 +258,7 @@ func (t *Tracker) requestsOf(pod *corev1.Pod) corev1.ResourceList {
 		return requests
 	}
 	last, known := t.requests[owner.UID]
-	if known && sameAmounts(requests, last) {
+	if known && quota.Equals(requests, last) {
 		return last
 	}
 	if !known && len(t.requests) >= maxControllers {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -248,7 +248,7 @@ func (x *Index) add(name types.NamespacedName, p *trackedPod) {
 		}
 	}
 	for _, other := range g.pods {
-		if maps.EqualFunc(p.requests, other.requests, sameAmount) {
+		if quota.Equals(p.requests, other.requests) {
 			p.requests = other.requests // one list for pods that are alike
 		}
 		break

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -95,7 +95,5 @@ func (x *Index) Reservations(clock clock.PassiveClock, owners func(context.Conte
 
 // countsDifferently reports whether a version of a pod changes a sum.
 func countsDifferently(before, after *trackedPod) bool {
-	return before.key != after.key || !maps.EqualFunc(before.requests, after.requests, sameAmount)
+	return before.key != after.key || !quota.Equals(before.requests, after.requests)
 }
-
-func sameAmount(a, b resource.Quantity) bool { return a.Cmp(b) == 0 }
