@@ -12,13 +12,13 @@ var remedies = []struct {
 	fix     string
 	reasons []string
 }{
-	{"Wait, request less, or add nodes there.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
-	{"Wait: it is asked again. Or correct what it says.", []string{"Refused", "NotAnswering", "Unusable"}},
+	{"Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
+	{"Wait: the broker asks the providers again. Or correct what they say.", []string{"Refused", "NotAnswering", "Unusable"}},
 	{"Raise the budget of the OverflowPolicy, or wait for a lower price.", []string{"OverBudget", "PriceUnknown"}},
 	{"Request capacity for fewer pods, or larger providers.", []string{"TooManyProviders"}},
 	{"Select nodes by labels that nodes there have, and tolerate their taints, or select none.", []string{ReasonNoMatchingNodes}},
-	{"Let the pod comply with the Pod Security Standard restricted, or ask the provider for guests.podSecurity=baseline.", []string{ReasonPodSecurityViolated}},
-	{"Let this cluster reach the provider's API server.", []string{"Unreachable"}},
+	{"Let the pod comply with the Pod Security Standard restricted, with an image that does not run as root; or ask a provider's administrator for guests.podSecurity=baseline.", []string{ReasonPodSecurityViolated}},
+	{"Let this cluster reach the provider's API server: see Network in charts/README.md.", []string{"Unreachable"}},
 	{"Check the agent of that cluster, and that it reaches the broker.", []string{"AdvertisementTooOld", "ClusterInactive"}},
 	{"Let the placement of the OverflowPolicy allow that cluster.", []string{"Excluded", "OtherZone", "OtherRegion"}},
 	{"Correct or remove targetClusterID.", []string{"PinnedElsewhere"}},

@@ -85,7 +85,7 @@ var ownInput = map[string]string{
 	"broker/internal/identity.parseCAs":                   "the Secret of the authority, in the broker's namespace",
 	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
-	"scheduler-plugin/request.undecodedSelects":           "an OverflowPolicy of the cluster's own administrator",
+	"scheduler-plugin/demand.undecodedSelects":            "an OverflowPolicy of the cluster's own administrator",
 }
 
 // TestDecodersAreFuzzed fails for a decoder that is not listed, for one that is not

@@ -5,5 +5,7 @@
 // such a group. The scheduler plugin and the agent both compute it from the pod,
 // so that they agree without communicating.
 //
+// It also says which OverflowPolicy limits the requests of a namespace, and to what.
+//
 // The package is pure: it reads pods, no cluster, and its only clock is injected.
 package demand

@@ -135,16 +135,16 @@ func (m *Mover) step(ctx context.Context) time.Duration {
 }
 
 // terms returns the policies if one of them lets pods move, else none.
-func (m *Mover) terms() request.Policies {
+func (m *Mover) terms() demand.Policies {
 	all := m.Policies.List()
 	if !slices.ContainsFunc(all.Decoded, func(p *broker.OverflowPolicy) bool { return p.Spec.ReturnHome != nil }) {
-		return request.Policies{}
+		return demand.Policies{}
 	}
 	return all
 }
 
 // candidates returns the pods that may move, and the objects by UID.
-func (m *Mover) candidates(policies request.Policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
+func (m *Mover) candidates(policies demand.Policies) ([]returnhome.Candidate, map[types.UID]*corev1.Pod) {
 	var all []returnhome.Candidate
 	guests := m.Watched.guestsNow()
 	pods := make(map[types.UID]*corev1.Pod, len(guests))
@@ -168,7 +168,7 @@ func (m *Mover) candidates(policies request.Policies) ([]returnhome.Candidate, m
 }
 
 // termsOf returns the terms of a namespace; nil if its pods do not move.
-func (m *Mover) termsOf(name string, policies request.Policies) *broker.ReturnHome {
+func (m *Mover) termsOf(name string, policies demand.Policies) *broker.ReturnHome {
 	namespace, err := m.Namespaces.Get(name)
 	if err != nil {
 		return nil

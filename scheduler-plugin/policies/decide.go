@@ -13,7 +13,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/text"
-	"github.com/spillway-dev/spillway/scheduler-plugin/request"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // Reasons of condition Accepted.
@@ -28,7 +28,7 @@ const maxNamed, maxMessage = 5, 1024
 
 // input is what the statuses are decided on.
 type input struct {
-	policies request.Policies
+	policies demand.Policies
 	// namespaces that are opted in, and what their Reservations request.
 	namespaces []*corev1.Namespace
 	requested  map[string]corev1.ResourceList
@@ -57,7 +57,7 @@ func statuses(in input, before map[string]broker.OverflowPolicyStatus) map[strin
 			switch {
 			case policy == first:
 				all[policy.Name].to = append(all[policy.Name].to, broker.PolicyNamespace{Name: namespace.Name, Requested: broker.FromList(in.requested[namespace.Name])})
-			case first != nil && request.Selects(policy.Spec.NamespaceSelector, namespace):
+			case first != nil && demand.Selects(policy.Spec.NamespaceSelector, namespace):
 				all[policy.Name].overridden[namespace.Name] = first.Name
 			}
 		}
@@ -116,8 +116,8 @@ func usage(limit *broker.ResourceQuantities, namespaces []broker.PolicyNamespace
 	highest := -1.0
 	for _, namespace := range namespaces {
 		requested := namespace.Requested.List()
-		for _, name := range request.Limits(*limit) {
-			most, part := request.LimitOf(*limit, name), requested[name]
+		for _, name := range demand.Limits(*limit) {
+			most, part := demand.LimitOf(*limit, name), requested[name]
 			share := 0.0
 			if part.Sign() > 0 {
 				share = part.AsApproximateFloat64() / max(most.AsApproximateFloat64(), 1e-9)

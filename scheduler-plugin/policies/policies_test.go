@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/undecoded"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/request"
 )
@@ -74,7 +75,7 @@ func TestStatuses(t *testing.T) {
 			accepted: "Applies", message: "applies", namespaces: 1, first: "lab"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := input{policies: request.Policies{Decoded: tc.policies, Undecoded: tc.undecoded}, now: metav1.NewTime(time.Unix(1000, 0)),
+			in := input{policies: demand.Policies{Decoded: tc.policies, Undecoded: tc.undecoded}, now: metav1.NewTime(time.Unix(1000, 0)),
 				namespaces: []*corev1.Namespace{namespace("bank", "a"), namespace("shop", "a"), namespace("lab", "b")},
 				requested:  map[string]corev1.ResourceList{"shop": expect.Resources("cpu", "3", "memory", "1Gi")}}
 			status := statuses(in, nil)["p"]
@@ -88,7 +89,7 @@ func TestStatuses(t *testing.T) {
 		})
 	}
 	// One of which only an earlier version can be decoded keeps its status: what it says now is not known.
-	earlier := input{policies: request.Policies{Decoded: []*broker.OverflowPolicy{policy("p", "a", "8")}, Undecoded: []broker.Undecoded{{Name: "p", Raw: []byte(`{}`)}}}, namespaces: []*corev1.Namespace{namespace("shop", "a")}}
+	earlier := input{policies: demand.Policies{Decoded: []*broker.OverflowPolicy{policy("p", "a", "8")}, Undecoded: []broker.Undecoded{{Name: "p", Raw: []byte(`{}`)}}}, namespaces: []*corev1.Namespace{namespace("shop", "a")}}
 	if status := statuses(earlier, nil); len(status) > 0 {
 		t.Errorf("of an earlier version: %+v", status)
 	}
@@ -96,7 +97,7 @@ func TestStatuses(t *testing.T) {
 	for i := range 30 {
 		many = append(many, namespace(fmt.Sprintf("shop-%02d", i), "a"))
 	}
-	in := input{policies: request.Policies{Decoded: []*broker.OverflowPolicy{policy("p", "a", "8")}}, namespaces: many, requested: map[string]corev1.ResourceList{"shop-29": expect.Resources("cpu", "1")}}
+	in := input{policies: demand.Policies{Decoded: []*broker.OverflowPolicy{policy("p", "a", "8")}}, namespaces: many, requested: map[string]corev1.ResourceList{"shop-29": expect.Resources("cpu", "1")}}
 	if status := statuses(in, nil)["p"]; len(status.Namespaces) != broker.MaxPolicyNamespaces || status.NamespaceCount != 30 || status.Namespaces[0].Name != "shop-29" || status.Namespaces[1].Name != "shop-00" {
 		t.Errorf("of 30 namespaces: %d, %+v", status.NamespaceCount, status.Namespaces)
 	}

@@ -139,7 +139,7 @@ func TestConditionOfWaitingPods(t *testing.T) {
 	w.pass(6 * time.Second)
 	w.expectWrites(3, "once they have")
 	at := w.now.Now().UTC().Format("15:04 UTC")
-	w.expectSays("crunch-1", corev1.ConditionFalse, reasonQueued, "paris: Insufficient cpu: requested 3, available 2.", "1 more", "Wait, request less, or add nodes there.", "number 3 in the queue at "+at)
+	w.expectSays("crunch-1", corev1.ConditionFalse, reasonQueued, "paris: Insufficient cpu: requested 3, available 2.", "1 more", "Or request less, or add nodes to a provider.", "number 3 in the queue at "+at)
 	w.pass(time.Second)
 	for _, name := range w.names {
 		w.watch(name)

@@ -2,9 +2,7 @@ package request
 
 import (
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -135,7 +133,7 @@ func allowed(in input, request demand.Request) (units int32, short corev1.Resour
 func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
 	n = math.MaxInt32
 	for name, each := range each {
-		most := LimitOf(limit, name)
+		most := demand.LimitOf(limit, name)
 		if most == nil || each.Sign() <= 0 { // what a gang of several shapes requests further may be nothing
 			continue
 		}
@@ -146,36 +144,6 @@ func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others c
 		}
 	}
 	return n, short
-}
-
-// LimitOf returns the limit of a resource, nil if it has none. A limit of zero is
-// one too, which ResourceQuantities.List leaves out.
-func LimitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Quantity {
-	switch name {
-	case corev1.ResourceCPU:
-		return q.CPU
-	case corev1.ResourceMemory:
-		return q.Memory
-	case broker.ResourceGPU:
-		return q.GPU
-	case corev1.ResourceEphemeralStorage:
-		return q.Storage
-	}
-	if limit, ok := q.Extended[name]; ok {
-		return &limit
-	}
-	return nil
-}
-
-// Limits are the resources that have a limit.
-func Limits(q broker.ResourceQuantities) []corev1.ResourceName {
-	names := slices.Sorted(maps.Keys(q.Extended))
-	for _, name := range []corev1.ResourceName{corev1.ResourceEphemeralStorage, broker.ResourceGPU, corev1.ResourceMemory, corev1.ResourceCPU} {
-		if LimitOf(q, name) != nil {
-			names = slices.Insert(names, 0, name)
-		}
-	}
-	return names
 }
 
 // quotient returns how often each fits in left.
@@ -195,14 +163,8 @@ func quotient(left, each resource.Quantity) int32 {
 func requestedResources(all []*broker.Reservation, except string) corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for _, r := range all {
-		if r.Name == except {
-			continue
-		}
-		if r.Spec.RequestedResources != nil {
-			broker.AddTo(sum, r.Spec.RequestedResources.List())
-		}
-		for _, set := range r.Spec.PodSets {
-			broker.AddTo(sum, broker.Times(set.Requests.List(), set.Count))
+		if r.Name != except {
+			demand.AddRequested(sum, &r.Spec)
 		}
 	}
 	return sum

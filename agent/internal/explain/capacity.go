@@ -229,33 +229,31 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 		policy = "overflowpolicy " + p.Name
 	}
 	for _, r := range decision.Rejections {
+		fix := &Fix{Message: capacity.Fix(r.Reason)}
 		switch r.Reason {
 		case capacity.ReasonPodSecurityViolated:
-			return w.restrict()
+			return w.restrict(fix)
 		case capacity.ReasonNoMatchingNodes:
-			return &Fix{Message: "Select nodes by labels that nodes of a provider have, and tolerate their taints, or select none."}
-		case "OverBudget", "PriceUnknown":
-			return &Fix{Message: "Raise the budget of the OverflowPolicy, or wait for a lower price.", Manual: true, Commands: []string{"kubectl edit " + policy}}
-		case "Excluded", "OtherRegion", "OtherZone":
-			return &Fix{Message: "Let the OverflowPolicy place pods in that cluster.", Manual: true, Commands: []string{"kubectl edit " + policy}}
+			return fix
+		case "OverBudget", "PriceUnknown", "Excluded", "OtherRegion", "OtherZone":
+			fix.Manual, fix.Commands = true, []string{"kubectl edit " + policy}
+			return fix
 		case "Unreachable":
-			return &Fix{Message: fmt.Sprintf("Let this cluster reach the API server of %s: see Network in charts/README.md.", r.Cluster), Commands: []string{agentLogs}}
+			fix.Commands = []string{agentLogs}
+			return fix
 		}
 	}
 	for _, reason := range reasonsOf(decision) {
 		switch reason {
-		case capacity.ReasonInsufficientCapacity, capacity.ReasonPartialCapacity:
-			return &Fix{Message: "Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider."}
-		case capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled:
-			return &Fix{Message: "Ask the administrator of a provider to lend to this cluster (lend.enabled, lend.consumers)."}
+		case capacity.ReasonInsufficientCapacity, capacity.ReasonPartialCapacity, capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled:
+			return &Fix{Message: capacity.Fix(reason)}
 		}
 	}
-	return &Fix{Message: "Wait: the broker asks the providers again. Or correct what they say."}
+	return &Fix{Message: capacity.Fix("Refused")}
 }
 
-// restrict is the fix that lets a workload comply with the Pod Security Standard restricted.
-func (w *walk) restrict() *Fix {
-	fix := &Fix{Message: "Let the pod comply with the Pod Security Standard restricted, with an image that does not run as root; or ask a provider's administrator for guests.podSecurity=baseline."}
+// restrict completes the fix that lets a workload comply with the Pod Security Standard restricted.
+func (w *walk) restrict(fix *Fix) *Fix {
 	if w.Pod == nil {
 		return fix
 	}

@@ -3,11 +3,9 @@ package explain
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
@@ -205,8 +203,8 @@ func (w *walk) policy() {
 		w.step(name, OK, "no OverflowPolicy selects the namespace: nothing is limited")
 		return
 	}
-	limits := limitsOf(policy)
-	if len(limits) == 0 {
+	limits := policy.Spec.MaxResources
+	if limits == nil || len(demand.Limits(*limits)) == 0 {
 		w.step(name, OK, "OverflowPolicy "+policy.Name+" limits no resources"+terms(policy))
 		return
 	}
@@ -214,19 +212,22 @@ func (w *walk) policy() {
 		w.step(name, Unknown, w.permission(Reservations))
 		return
 	}
-	requested := requestedOf(w.Reservations)
+	requested := corev1.ResourceList{}
+	for i := range w.Reservations {
+		demand.AddRequested(requested, &w.Reservations[i].Spec)
+	}
 	pod := resourcehelper.PodRequests(w.Pod, resourcehelper.PodResourcesOptions{})
 	_, capped := w.event(eventCapped)
 	var details []Detail
 	var short []corev1.ResourceName
-	for _, limit := range limits {
-		used, each := requested[limit.name], pod[limit.name]
+	for _, resource := range demand.Limits(*limits) {
+		most, used, each := demand.LimitOf(*limits, resource), requested[resource], pod[resource]
 		next := used.DeepCopy()
 		next.Add(each)
-		detail := Detail{State: OK, Subject: string(limit.name), Message: fmt.Sprintf("%s of %s requested", used.String(), limit.most.String())}
-		if !w.bound && (w.r == nil || capped) && !each.IsZero() && next.Cmp(limit.most) > 0 {
+		detail := Detail{State: OK, Subject: string(resource), Message: fmt.Sprintf("%s of %s requested", used.String(), most.String())}
+		if !w.bound && (w.r == nil || capped) && !each.IsZero() && next.Cmp(*most) > 0 {
 			detail.State, detail.Message = Failed, detail.Message+", the pod needs "+each.String()
-			short = append(short, limit.name)
+			short = append(short, resource)
 		}
 		details = append(details, detail)
 	}
@@ -288,32 +289,6 @@ func terms(policy *broker.OverflowPolicy) string {
 	return " (" + strings.Join(all, "; ") + ")"
 }
 
-// limit is the most that a namespace may request of a resource.
-type limit struct {
-	name corev1.ResourceName
-	most resource.Quantity
-}
-
-// limitsOf returns the limits of a policy by name. A limit of zero is one too.
-func limitsOf(policy *broker.OverflowPolicy) (all []limit) {
-	q := policy.Spec.MaxResources
-	if q == nil {
-		return nil
-	}
-	for name, most := range map[corev1.ResourceName]*resource.Quantity{
-		corev1.ResourceCPU: q.CPU, corev1.ResourceMemory: q.Memory, broker.ResourceGPU: q.GPU, corev1.ResourceEphemeralStorage: q.Storage,
-	} {
-		if most != nil {
-			all = append(all, limit{name, *most})
-		}
-	}
-	for name, most := range q.Extended {
-		all = append(all, limit{name, most})
-	}
-	slices.SortFunc(all, func(a, b limit) int { return cmp.Compare(a.name, b.name) })
-	return all
-}
-
 // fieldOf returns the field of ResourceQuantities for a resource, empty for an extended one.
 func fieldOf(name corev1.ResourceName) string {
 	switch name {
@@ -325,18 +300,4 @@ func fieldOf(name corev1.ResourceName) string {
 		return "storage"
 	}
 	return ""
-}
-
-// requestedOf sums up what Reservations request.
-func requestedOf(all []broker.Reservation) corev1.ResourceList {
-	sum := corev1.ResourceList{}
-	for i := range all {
-		if total := all[i].Spec.RequestedResources; total != nil {
-			broker.AddTo(sum, total.List())
-		}
-		for _, set := range all[i].Spec.PodSets {
-			broker.AddTo(sum, broker.Times(set.Requests.List(), set.Count))
-		}
-	}
-	return sum
 }

@@ -6,10 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/charge"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 // Kinds of objects that are read, as Unreadable names them.
@@ -144,15 +144,15 @@ func (o *Observed) providerOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// policy returns the OverflowPolicy of the namespace, the first by name that selects it, or nil.
+// policy returns the OverflowPolicy of the namespace, nil if there is none.
 func (o *Observed) policy() *broker.OverflowPolicy {
-	var first *broker.OverflowPolicy
-	for i := range o.Policies {
-		p := &o.Policies[i]
-		selector, err := metav1.LabelSelectorAsSelector(&p.Spec.NamespaceSelector)
-		if err == nil && o.Namespace != nil && selector.Matches(labels.Set(o.Namespace.Labels)) && (first == nil || p.Name < first.Name) {
-			first = p
-		}
+	if o.Namespace == nil {
+		return nil
 	}
-	return first
+	var policies demand.Policies
+	for i := range o.Policies {
+		policies.Decoded = append(policies.Decoded, &o.Policies[i])
+	}
+	policy, _ := policies.Of(o.Namespace) // all can be decoded
+	return policy
 }

@@ -1,0 +1,99 @@
+package demand
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+)
+
+// Policies are all policies of a cluster.
+type Policies struct {
+	Decoded   []*broker.OverflowPolicy
+	Undecoded []broker.Undecoded
+}
+
+// Of returns the policy of a namespace: the first by name that selects it, or nil. If that one
+// cannot be decoded, it is an error: the namespace must not be without the limits that it is to have.
+func (p Policies) Of(namespace *corev1.Namespace) (*broker.OverflowPolicy, error) {
+	var first *broker.OverflowPolicy
+	unknown := map[string]bool{}
+	for _, u := range p.Undecoded {
+		unknown[u.Name] = true // what it was before has been changed
+	}
+	for _, policy := range p.Decoded {
+		if !unknown[policy.Name] && Selects(policy.Spec.NamespaceSelector, namespace) && (first == nil || policy.Name < first.Name) {
+			first = policy
+		}
+	}
+	for _, u := range p.Undecoded {
+		if (first == nil || u.Name < first.Name) && undecodedSelects(u, namespace) {
+			return nil, fmt.Errorf("OverflowPolicy %s, which applies to namespace %s, cannot be decoded: %s: correct it", u.Name, namespace.Name, u.Message)
+		}
+	}
+	return first, nil
+}
+
+// Selects reports whether a selector selects a namespace. One that cannot be parsed selects none:
+// it does not say which it is meant for, and the others must not wait for its correction.
+func Selects(selector metav1.LabelSelector, namespace *corev1.Namespace) bool {
+	parsed, err := metav1.LabelSelectorAsSelector(&selector)
+	return err == nil && parsed.Matches(labels.Set(namespace.Labels))
+}
+
+// undecodedSelects does so of a policy of which at most the selector can be decoded.
+func undecodedSelects(policy broker.Undecoded, namespace *corev1.Namespace) bool {
+	var only struct {
+		Spec struct {
+			NamespaceSelector metav1.LabelSelector `json:"namespaceSelector"`
+		} `json:"spec"`
+	}
+	return json.Unmarshal(policy.Raw, &only) == nil && Selects(only.Spec.NamespaceSelector, namespace)
+}
+
+// LimitOf returns the limit of a resource, nil if it has none. A limit of zero is
+// one too, which ResourceQuantities.List leaves out.
+func LimitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Quantity {
+	switch name {
+	case corev1.ResourceCPU:
+		return q.CPU
+	case corev1.ResourceMemory:
+		return q.Memory
+	case broker.ResourceGPU:
+		return q.GPU
+	case corev1.ResourceEphemeralStorage:
+		return q.Storage
+	}
+	if limit, ok := q.Extended[name]; ok {
+		return &limit
+	}
+	return nil
+}
+
+// Limits are the resources that have a limit.
+func Limits(q broker.ResourceQuantities) []corev1.ResourceName {
+	names := slices.Sorted(maps.Keys(q.Extended))
+	for _, name := range []corev1.ResourceName{corev1.ResourceEphemeralStorage, broker.ResourceGPU, corev1.ResourceMemory, corev1.ResourceCPU} {
+		if LimitOf(q, name) != nil {
+			names = slices.Insert(names, 0, name)
+		}
+	}
+	return names
+}
+
+// AddRequested adds what a Reservation requests to a sum.
+func AddRequested(sum corev1.ResourceList, spec *broker.ReservationSpec) {
+	if spec.RequestedResources != nil {
+		broker.AddTo(sum, spec.RequestedResources.List())
+	}
+	for _, set := range spec.PodSets {
+		broker.AddTo(sum, broker.Times(set.Requests.List(), set.Count))
+	}
+}
