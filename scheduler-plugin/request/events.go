@@ -47,22 +47,24 @@ type Event struct {
 	message string
 	// reservation that the event refers to, or nil.
 	reservation *broker.Reservation
+	// clusters with the capacity that is granted.
+	clusters []string
 }
 
 // notPossible: the pod cannot overflow.
 func notPossible(reason string) Event {
-	return Event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil}
+	return Event{corev1.EventTypeWarning, "OverflowNotPossible", reason, fmt.Sprintf("The pod cannot overflow: %s. It waits for a node of this cluster.", reason), nil, nil}
 }
 
 // notSteered: another scheduler schedules the pod.
 func notSteered() Event {
 	return Event{corev1.EventTypeWarning, "OverflowNotPossible", "scheduler", "The pod cannot overflow: its scheduler is " + corev1.DefaultSchedulerName +
-		", because it was created before its namespace opted in, or while no " + broker.SchedulerName + " was available. Delete it, so that its controller creates another one.", nil}
+		", because it was created before its namespace opted in, or while no " + broker.SchedulerName + " was available. Delete it, so that its controller creates another one.", nil, nil}
 }
 
 // delayed: an autoscaler may add a node first.
 func delayed(askAfter time.Duration) Event {
-	return Event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil}
+	return Event{corev1.EventTypeNormal, "OverflowDelayed", "delayed", fmt.Sprintf("The pod fits no node of this cluster. If none is added within %s, capacity is requested in other clusters.", askAfter), nil, nil}
 }
 
 // incomplete: a gang requires more pods than can be scheduled.
@@ -72,14 +74,14 @@ func incomplete(members []*corev1.Pod, required int32) Event {
 		gang, _ = demand.GangOf(pod)
 	}
 	return Event{corev1.EventTypeNormal, "OverflowIncomplete", "incomplete", fmt.Sprintf("%s requires %d pods, of which %d exist and have no scheduling gates. Capacity is requested in other clusters once there are enough.",
-		gang, required, len(members)), nil}
+		gang, required, len(members)), nil, nil}
 }
 
 // outdated: a gang's Reservation was made for pods of other shapes.
 func outdated(r *broker.Reservation, request demand.Request) Event {
 	return Event{corev1.EventTypeNormal, "OverflowOutdated", r.Name, fmt.Sprintf("Reservation %s requests capacity for %d pods of %s %s that had other requests, node selectors, node affinities or tolerations. "+
 		"The agent deletes it when none of them has been left for some time (30 s by default). Then capacity is requested for the pods as they are now.",
-		r.Name, usage.RequestedPods(r), request.Owner.Kind, request.Owner.Name), r}
+		r.Name, usage.RequestedPods(r), request.Owner.Kind, request.Owner.Name), r, nil}
 }
 
 // tooManyShapes: a gang, whose pods have n shapes, does not fit into one Reservation, which
@@ -99,14 +101,14 @@ func tooManyShapes(request demand.Request, n int, current *broker.Reservation) E
 // requested: the Reservation was created, or its count raised.
 func requested(owner metav1.OwnerReference, r *broker.Reservation) Event {
 	return Event{corev1.EventTypeNormal, reasonRequested, r.Name, fmt.Sprintf("Requested capacity for %d pods of %s %s in other clusters (Reservation %s).",
-		usage.RequestedPods(r), owner.Kind, owner.Name, r.Name), r}
+		usage.RequestedPods(r), owner.Kind, owner.Name, r.Name), r, nil}
 }
 
 // capped: the namespace's OverflowPolicy allows only part of the request.
 func capped(policy string, request demand.Request, allowed int32, short corev1.ResourceName, r *broker.Reservation) Event {
 	message := fmt.Sprintf("OverflowPolicy %s limits %s of namespace %s: capacity is requested for %d of %d pods. The others wait until the policy or other Reservations of the namespace allow more.",
 		policy, short, request.Key.Namespace, allowed, request.Pods())
-	return Event{corev1.EventTypeWarning, reasonCapped, fmt.Sprint(policy, " ", short, " ", allowed), message, r}
+	return Event{corev1.EventTypeWarning, reasonCapped, fmt.Sprint(policy, " ", short, " ", allowed), message, r, nil}
 }
 
 // queued: no cluster has enough capacity.
@@ -115,7 +117,7 @@ func queued(r *broker.Reservation, message string) Event {
 	if rejections != "" {
 		message = rejections
 	}
-	return Event{corev1.EventTypeWarning, reasonQueued, key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r}
+	return Event{corev1.EventTypeWarning, reasonQueued, key, fmt.Sprintf("Reservation %s for %d pods is queued until capacity becomes available: %s", r.Name, usage.RequestedPods(r), message), r, nil}
 }
 
 // Granted: capacity can be used.
@@ -132,7 +134,7 @@ func Granted(r *broker.Reservation, slots map[string]int32) Event {
 		pods = append(pods, fmt.Sprintf("%d in %s%s", slots[cluster], cluster, prices[cluster]))
 	}
 	return Event{corev1.EventTypeNormal, ReasonGranted, strings.Join(clusters, ","), fmt.Sprintf("Granted capacity for pods of this owner: %s (Reservation %s).",
-		strings.Join(pods, ", "), r.Name), r}
+		strings.Join(pods, ", "), r.Name), r, clusters}
 }
 
 // Pooled: the pod uses capacity that was reserved in advance.
@@ -141,12 +143,12 @@ func Pooled(p *usage.Pool) Event {
 	if p.Price != "" {
 		price = " at " + p.Price + " per hour"
 	}
-	return Event{corev1.EventTypeNormal, ReasonGranted, p.Provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.Provider, price, p.Reservation), nil}
+	return Event{corev1.EventTypeNormal, ReasonGranted, p.Provider, fmt.Sprintf("The pod uses capacity in %s that was reserved in advance%s (Reservation %s).", p.Provider, price, p.Reservation), nil, []string{p.Provider}}
 }
 
 // failed: the capacity cannot be requested, or never be granted.
 func failed(key, message string, r *broker.Reservation) Event {
-	return Event{corev1.EventTypeWarning, reasonFailed, key, message, r}
+	return Event{corev1.EventTypeWarning, reasonFailed, key, message, r, nil}
 }
 
 // maxAnswer is how much of the API server's answer is repeated in an event, in bytes.

@@ -205,7 +205,7 @@ func TestCappedOnce(t *testing.T) {
 		request := demand.Request{Key: demand.Key{Namespace: "shop"}, PodSets: []broker.PodSet{{Count: tc.pods}}}
 		now = now.Add(waiting.LookPeriod)
 		e := capped("team-a", request, tc.allowed, tc.short, nil)
-		if recorded := pending.Announce("web-0", e.reason, e.key, now, nil); recorded != tc.want {
+		if recorded := pending.Announce("web-0", waiting.Event{Reason: e.reason, Key: e.key}, now, nil); recorded != tc.want {
 			t.Errorf("%d of %d pods for %s: recorded %t, want %t", tc.allowed, tc.pods, tc.short, recorded, tc.want)
 		}
 	}

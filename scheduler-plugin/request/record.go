@@ -60,7 +60,7 @@ func (c *Controller) record(uid types.UID, e Event) (recorded bool) {
 	if e.reason == ReasonGranted || e.reason == reasonRequested {
 		placed = c.Placements.Has
 	}
-	if pod == nil || !c.Pending.Announce(uid, e.reason, e.key, c.Clock.Now(), placed) {
+	if pod == nil || !c.Pending.Announce(uid, waiting.Event{Reason: e.reason, Key: e.key, Clusters: e.clusters}, c.Clock.Now(), placed) {
 		return false
 	}
 	e.Send(c.Recorder, pod)

@@ -3,7 +3,6 @@ package waiting
 import (
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,10 +34,17 @@ type pendingPod struct {
 	events map[string]lastEvent
 }
 
+// Event is what an event says: events of one reason with one key say the same. Clusters are those
+// that it is about.
+type Event struct {
+	Reason, Key string
+	Clusters    []string
+}
+
 // lastEvent is the last event of a reason.
 type lastEvent struct {
-	key string
-	at  time.Time
+	Event
+	at time.Time
 }
 
 // NewPendingPods returns none.
@@ -100,18 +106,18 @@ func (p *PendingPods) In(namespace string, f func(types.UID, types.NamespacedNam
 // RepeatAfter if it repeats the last one, which has the same key. placed, if it is not nil, says
 // whether the pod has a place, and with one it gets none; it is called under the lock, because the
 // pod's binding calls announced after that.
-func (p *PendingPods) Announce(uid types.UID, reason, key string, now time.Time, placed func(types.UID) bool) bool {
+func (p *PendingPods) Announce(uid types.UID, e Event, now time.Time, placed func(types.UID) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
 	if pod == nil || placed != nil && placed(uid) {
 		return false
 	}
-	last, known := pod.events[reason]
-	if age := now.Sub(last.at); known && (age < EventInterval || last.key == key && age < RepeatAfter) {
+	last, known := pod.events[e.Reason]
+	if age := now.Sub(last.at); known && (age < EventInterval || last.Key == e.Key && age < RepeatAfter) {
 		return false
 	}
-	pod.events[reason] = lastEvent{key, now}
+	pod.events[e.Reason] = lastEvent{e, now}
 	return true
 }
 
@@ -133,7 +139,7 @@ func (p *PendingPods) Announced(uid types.UID, reason, cluster string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pod := p.pods[uid]
-	return pod != nil && slices.Contains(strings.Split(pod.events[reason].key, ","), cluster)
+	return pod != nil && slices.Contains(pod.events[reason].Clusters, cluster)
 }
 
 // UntriedPods are the pods of a scheduler that it has not tried yet, by their keys: to count

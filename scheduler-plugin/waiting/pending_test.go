@@ -73,7 +73,7 @@ func TestOneEventForEachState(t *testing.T) {
 			p, now := NewPendingPods(), time.Unix(1000, 0)
 			p.Add("web-0", types.NamespacedName{Namespace: "shop", Name: "web-0"}, now)
 			announce := func(reason, key string, after time.Duration) bool {
-				return p.Announce("web-0", reason, key, now.Add(after), nil)
+				return p.Announce("web-0", Event{Reason: reason, Key: key}, now.Add(after), nil)
 			}
 			if !announce("OverflowQueued", "paris=NoFit", 0) {
 				t.Error("not the first one")
