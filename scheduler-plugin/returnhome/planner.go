@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const (
@@ -23,6 +24,11 @@ const (
 	// maxGap is how long the time between two observations may be, for room that both
 	// show to count as room that has stayed.
 	maxGap = time.Minute
+)
+
+var (
+	afterFailures = wait.Backoff{Duration: FirstBackOff, Factor: 2, Cap: MaxBackOff, Steps: 16}
+	afterRefusals = wait.Backoff{Duration: FirstRetry, Factor: 2, Cap: MaxRetry, Steps: 16}
 )
 
 // Candidate is an overflowed pod that may move, as observed.
@@ -94,8 +100,8 @@ type Planner struct {
 // owner is what is remembered of one.
 type owner struct {
 	movedAt time.Time
-	// failures and refusals in a row.
-	failures, refusals int
+	// failures and refusals in a row have a back-off each.
+	failures, refusals wait.Backoff
 	restsUntil         time.Time
 }
 
@@ -191,8 +197,7 @@ func (p *Planner) Start(now time.Time, c Candidate) {
 // when its owner is tried again.
 func (p *Planner) Refused(now time.Time, c Candidate) (retryAt time.Time) {
 	o := p.turn(now, c)
-	o.restsUntil = now.Add(doubled(FirstRetry, o.refusals, MaxRetry))
-	o.refusals++
+	o.restsUntil = now.Add(o.refusals.Step())
 	return o.restsUntil
 }
 
@@ -207,7 +212,7 @@ func (p *Planner) NotEvicted(now time.Time) (retryAt time.Time) {
 // turn records that a candidate has had its turn.
 func (p *Planner) turn(now time.Time, c Candidate) *owner {
 	if p.owners[c.Owner] == nil {
-		p.owners[c.Owner] = &owner{}
+		p.owners[c.Owner] = &owner{refusals: afterRefusals, failures: afterFailures}
 	}
 	p.movedAt[c.Namespace], p.owners[c.Owner].movedAt = now, now
 	return p.owners[c.Owner]
@@ -245,19 +250,13 @@ func (p *Planner) Settle(now time.Time, found *Replacement) (outcome Outcome, re
 	if o == nil {
 		o = p.turn(now, m.Candidate)
 	}
-	o.refusals = 0
+	o.refusals = afterRefusals
 	if outcome == Returned {
-		o.failures, o.restsUntil = 0, time.Time{}
+		o.failures, o.restsUntil = afterFailures, time.Time{}
 		return outcome, time.Time{}, true
 	}
-	o.restsUntil = now.Add(doubled(FirstBackOff, o.failures, MaxBackOff))
-	o.failures++
+	o.restsUntil = now.Add(o.failures.Step())
 	return outcome, o.restsUntil, true
-}
-
-// doubled returns first, doubled n times, and most at most.
-func doubled(first time.Duration, n int, most time.Duration) time.Duration {
-	return min(first<<min(n, 16), most)
 }
 
 // minPeriod and maxPeriod limit Period.

@@ -11,11 +11,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	backoff "k8s.io/apimachinery/pkg/util/wait"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -45,7 +45,7 @@ const (
 // Memory remembers refusals and missed deadlines. It is safe for concurrent use.
 type Memory struct {
 	mutex   sync.Mutex
-	entries map[string]map[string]*entry // by cluster and shape
+	entries map[string]map[key]*entry // by cluster
 	// answered is when each cluster last answered anything, progress how far it has come
 	// with what it was asked.
 	answered map[string]time.Time
@@ -87,14 +87,16 @@ func Deadline(deadline time.Duration, asked broker.HeldCapacity) time.Duration {
 	return deadline * time.Duration(min(1+asked.Pods()/podsAtOnce, maxDeadlines))
 }
 
-// anyShape is the key of a provider that has not answered anything, ofReservation the
-// beginning of the key of one that has not answered a Reservation, and unusableBy that of one
-// that a Reservation's consumer cannot use: the provider's answers do not change that.
-const (
-	anyShape      = ""
-	ofReservation = "reservation/"
-	unusableBy    = "unusable/"
-)
+// key says what an entry of a provider is about. The zero key is one that has not answered anything.
+type key struct {
+	// shape is the hash of one that the provider refused.
+	shape string
+	// silentTo is the Reservation that it has not answered.
+	silentTo types.UID
+	// unusableBy is the Reservation whose consumer cannot use it: the provider's answers do not
+	// change that.
+	unusableBy types.UID
+}
 
 type entry struct {
 	reason, message string
@@ -106,6 +108,7 @@ type entry struct {
 	// until is when the provider may be asked again; quiet when the entry does not count
 	// any more, unless the provider is being asked.
 	until, quiet time.Time
+	backoff      backoff.Backoff
 	wait         time.Duration
 	// number is that of its last refusal or missed deadline.
 	number uint64
@@ -120,7 +123,7 @@ type entry struct {
 
 // New returns an empty Memory.
 func New() *Memory {
-	return &Memory{entries: map[string]map[string]*entry{}, answered: map[string]time.Time{}, progress: map[string]Progress{}}
+	return &Memory{entries: map[string]map[key]*entry{}, answered: map[string]time.Time{}, progress: map[string]Progress{}}
 }
 
 // Missed records that a provider has not answered a Reservation in time, which it was
@@ -130,12 +133,12 @@ func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bo
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	if waits || m.answered[cluster].After(asked) {
-		e := m.entry(cluster, ofReservation+string(uid), now)
+		e := m.entry(cluster, key{silentTo: uid}, now)
 		e.set(ReasonNotAnswering, "The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
 		e.waits = waits
 		return
 	}
-	m.entry(cluster, anyShape, now).set(ReasonNotAnswering,
+	m.entry(cluster, key{}, now).set(ReasonNotAnswering,
 		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
 }
 
@@ -162,7 +165,7 @@ func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, 
 func (m *Memory) Unusable(cluster string, uid types.UID, attempt int64, message string, wait time.Duration, now time.Time) (news bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	e := m.entry(cluster, unusableBy+string(uid), now)
+	e := m.entry(cluster, key{unusableBy: uid}, now)
 	e.set(ReasonUnusable, fmt.Sprintf("Pods of the consumer cannot use what this provider granted: %s. The provider is asked again later.", message), 0, wait, now)
 	news = attempt > e.attempt
 	e.attempt = max(e.attempt, attempt)
@@ -173,7 +176,7 @@ func (m *Memory) Unusable(cluster string, uid types.UID, attempt int64, message 
 func (m *Memory) UnusableUpTo(cluster string, uid types.UID) (attempt int64) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if e := m.entries[cluster][unusableBy+string(uid)]; e != nil {
+	if e := m.entries[cluster][key{unusableBy: uid}]; e != nil {
 		return e.attempt
 	}
 	return 0
@@ -183,38 +186,39 @@ func (m *Memory) UnusableUpTo(cluster string, uid types.UID) (attempt int64) {
 func (m *Memory) Usable(cluster string, uid types.UID) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	m.delete(cluster, unusableBy+string(uid))
+	m.delete(cluster, key{unusableBy: uid})
 }
 
 // entry returns the entry for a refusal or missed deadline. It deletes those that do not
 // count any more and, if there are too many, the oldest.
-func (m *Memory) entry(cluster, key string, now time.Time) *entry {
+func (m *Memory) entry(cluster string, of key, now time.Time) *entry {
 	known := m.entries[cluster]
 	if known == nil {
-		known = map[string]*entry{}
+		known = map[key]*entry{}
 		m.entries[cluster] = known
 	}
-	maps.DeleteFunc(known, func(_ string, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
-	e := known[key]
+	maps.DeleteFunc(known, func(_ key, e *entry) bool { return !now.Before(e.quiet) && !now.Before(e.probedAt.Add(e.wait)) })
+	e := known[of]
 	if e == nil {
-		oldest, alike, most := "", 0, maxEntries
-		apart := strings.HasPrefix(key, unusableBy)
+		var oldest key
+		alike, most := 0, maxEntries
+		apart := of.unusableBy != ""
 		if apart {
 			most = maxUnusable
 		}
 		for other, e := range known {
-			if other == anyShape || strings.HasPrefix(other, unusableBy) != apart {
+			if other == (key{}) || (other.unusableBy != "") != apart {
 				continue
 			}
-			if alike++; oldest == "" || e.number < known[oldest].number {
+			if alike++; oldest == (key{}) || e.number < known[oldest].number {
 				oldest = other
 			}
 		}
-		if key != anyShape && alike >= most {
+		if of != (key{}) && alike >= most {
 			delete(known, oldest)
 		}
 		e = &entry{}
-		known[key] = e
+		known[of] = e
 	}
 	m.number++
 	e.number = m.number
@@ -229,10 +233,9 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 		return false
 	}
 	if e.until.IsZero() {
-		e.pods, e.wait = pods, wait
-	} else {
-		e.pods, e.wait = min(e.pods, pods), min(2*e.wait, maxFactor*wait)
+		e.pods, e.backoff = pods, backoff.Backoff{Duration: wait, Factor: 2, Cap: maxFactor * wait, Steps: maxFactor}
 	}
+	e.pods, e.wait = min(e.pods, pods), e.backoff.Step()
 	e.reason, e.message, e.until, e.prober = reason, message, now.Add(e.wait), ""
 	e.quiet = e.until.Add(maxFactor * wait)
 	return true
@@ -248,10 +251,10 @@ func (m *Memory) Answered(cluster string, uid types.UID, asked, now time.Time) (
 		asked = before.Asked
 	}
 	m.progress[cluster] = Progress{At: now, Asked: asked}
-	for _, key := range []string{anyShape, ofReservation + string(uid)} {
-		_, missed := m.entries[cluster][key]
+	for _, of := range []key{{}, {silentTo: uid}} {
+		_, missed := m.entries[cluster][of]
 		known = known || missed
-		m.delete(cluster, key)
+		m.delete(cluster, of)
 	}
 	return known
 }
@@ -262,11 +265,11 @@ func (m *Memory) Answered(cluster string, uid types.UID, asked, now time.Time) (
 func (m *Memory) Released(cluster string, uid types.UID) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	key := ofReservation + string(uid)
-	if e := m.entries[cluster][key]; e == nil || !e.waits {
+	of := key{silentTo: uid}
+	if e := m.entries[cluster][of]; e == nil || !e.waits {
 		return false
 	}
-	m.delete(cluster, key)
+	m.delete(cluster, of)
 	return true
 }
 
@@ -283,8 +286,8 @@ func (m *Memory) Accepted(cluster string, accepted broker.HeldCapacity) (known b
 	return known
 }
 
-func (m *Memory) delete(cluster, shape string) {
-	delete(m.entries[cluster], shape)
+func (m *Memory) delete(cluster string, of key) {
+	delete(m.entries[cluster], of)
 	if len(m.entries[cluster]) == 0 {
 		delete(m.entries, cluster)
 	}
@@ -365,8 +368,8 @@ func (m *Memory) Rejections(consumer string, uid types.UID, want broker.HeldCapa
 func (m *Memory) relevant(cluster string, uid types.UID, want []shape) []*entry {
 	known := m.entries[cluster]
 	var relevant []*entry
-	for _, key := range []string{anyShape, ofReservation + string(uid), unusableBy + string(uid)} {
-		if e := known[key]; e != nil {
+	for _, of := range []key{{}, {silentTo: uid}, {unusableBy: uid}} {
+		if e := known[of]; e != nil {
 			relevant = append(relevant, e)
 		}
 	}
@@ -379,14 +382,14 @@ func (m *Memory) relevant(cluster string, uid types.UID, want []shape) []*entry 
 }
 
 type shape struct {
-	key  string
+	key  key
 	pods int32
 }
 
 // shapes of a capacity: what a provider judges a pod by, without names and counts.
 func shapes(c broker.HeldCapacity) []shape {
 	if len(c.PodSets) == 0 {
-		return []shape{{hash(c.Totals), 0}}
+		return []shape{{key{shape: hash(c.Totals)}, 0}}
 	}
 	var out []shape
 	for _, set := range c.PodSets {
@@ -395,9 +398,9 @@ func shapes(c broker.HeldCapacity) []shape {
 		}
 		pods := set.Count
 		set.Name, set.Count = "", 0
-		out = append(out, shape{hash(set), pods})
+		out = append(out, shape{key{shape: hash(set)}, pods})
 	}
-	slices.SortFunc(out, func(a, b shape) int { return cmp.Compare(a.key, b.key) })
+	slices.SortFunc(out, func(a, b shape) int { return cmp.Compare(a.key.shape, b.key.shape) })
 	return out
 }
 
