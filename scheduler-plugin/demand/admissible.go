@@ -42,10 +42,11 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return false, "it is the mirror pod of a static pod"
 	}
+	if reason := guest.Refused(spec); reason != "" {
+		return false, reason
+	}
 	for _, v := range spec.Volumes {
 		switch {
-		case v.HostPath != nil:
-			return false, fmt.Sprintf("volume %q is a hostPath of this cluster's nodes", v.Name)
 		case v.PersistentVolumeClaim != nil || v.Ephemeral != nil:
 			return false, fmt.Sprintf("volume %q is a PersistentVolumeClaim, which only this cluster can mount", v.Name)
 		case certified(v.Projected):
@@ -56,25 +57,6 @@ func Admissible(pod *corev1.Pod) (ok bool, reason string) {
 	}
 	if len(spec.ResourceClaims) > 0 {
 		return false, "it uses ResourceClaims, which only this cluster can allocate"
-	}
-	if spec.HostNetwork {
-		return false, "it uses hostNetwork"
-	}
-	if spec.HostPID || spec.HostIPC {
-		return false, "it uses hostPID or hostIPC"
-	}
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		if s := c.SecurityContext; s != nil && s.Privileged != nil && *s.Privileged {
-			return false, fmt.Sprintf("container %q is privileged, which providers do not allow", c.Name)
-		}
-		for _, port := range c.Ports {
-			if port.HostPort != 0 {
-				return false, fmt.Sprintf("container %q uses hostPort %d", c.Name, port.HostPort)
-			}
-		}
-	}
-	if reason := guest.Refused(spec); reason != "" {
-		return false, reason
 	}
 	for _, c := range spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == corev1.DoNotSchedule {

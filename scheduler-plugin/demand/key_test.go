@@ -17,6 +17,14 @@ import (
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
+// compliant makes a pod comply with the Pod Security Standard restricted.
+func compliant(p *corev1.Pod) {
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	for i := range p.Spec.Containers {
+		p.Spec.Containers[i].SecurityContext = &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
+	}
+}
+
 func podWith(change ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", UID: "pod-1"},
@@ -96,12 +104,14 @@ func TestShapeOf(t *testing.T) {
 		},
 		"another Pod Security Standard": {
 			reason: "a provider may admit only those that comply with restricted",
-			pods: [2]*corev1.Pod{podWith(), podWith(func(p *corev1.Pod) {
-				p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
-				for i := range p.Spec.Containers {
-					p.Spec.Containers[i].SecurityContext = &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
-				}
+			pods:   [2]*corev1.Pod{podWith(), podWith(compliant)},
+		},
+		"an ephemeral container": {
+			reason: "it may comply with less than the pod, and no guest has it",
+			pods: [2]*corev1.Pod{podWith(compliant), podWith(compliant, func(p *corev1.Pod) {
+				p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}}
 			})},
+			same: true,
 		},
 		"other names and labels": {
 			reason: "metadata are no scheduling requirements",
@@ -334,12 +344,12 @@ func TestAdmissible(t *testing.T) {
 		}, admissible},
 		"a capability": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
-		}, "adds capability SYS_ADMIN"},
+		}, `must not include "SYS_ADMIN" in securityContext.capabilities.add`},
 		"a runtime class":    {func(p *corev1.Pod) { p.Spec.RuntimeClassName = ptr.To("kata") }, `runtimeClassName "kata"`},
 		"a day to terminate": {func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](86400) }, "terminate within 3600"},
 		"an unsafe sysctl": {func(p *corev1.Pod) {
 			p.Spec.SecurityContext = &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.msgmax", Value: "1"}}}
-		}, "sysctl kernel.msgmax"},
+		}, "forbidden sysctls (kernel.msgmax)"},
 		"a config volume":       {volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}), admissible},
 		"amd64 by selector":     {selector(corev1.LabelArchStable, "amd64"), admissible},
 		"any other selector":    {selector("disk", "ssd"), admissible},

@@ -412,7 +412,7 @@ func TestPostFilter(t *testing.T) {
 		"cannot overflow": {
 			reason: "preemption may help; the pod gets an event", order: BeforePreemption,
 			change: func(_ *Plugin, pod *corev1.Pod) { pod.Spec.HostNetwork = true },
-			code:   framework.Unschedulable, message: "the pod cannot overflow: it uses hostNetwork", queued: true,
+			code:   framework.Unschedulable, message: "the pod cannot overflow: it violates the Pod Security Standard baseline, which every provider applies: host namespaces (hostNetwork=true)", queued: true,
 		},
 		"a policy allows no more": {
 			reason: "preemption may help", order: BeforePreemption,
