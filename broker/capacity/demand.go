@@ -132,9 +132,9 @@ type Outcome int
 
 // Outcomes, in the order of preference.
 const (
-	// FitsNone: nothing fits; FitsNowhere: nothing fits, and for some pods no node
+	// FitsNone: nothing fits; fitsNowhere: nothing fits, and for some pods no node
 	// matches at all.
-	FitsNowhere Outcome = iota
+	fitsNowhere Outcome = iota
 	FitsNone
 	FitsPartly
 	FitsAll
@@ -179,7 +179,7 @@ func (p *Packer) Fit(d *Demand, room *Room, available, pods []int64) Outcome {
 	for i, s := range d.shapes {
 		matches := func(c *nodeClass) bool { return s.fits(room.classes, int64(c.id)) }
 		if d.wanted[i] > 0 && len(room.classes) > 0 && !slices.ContainsFunc(room.classes, matches) {
-			return FitsNowhere
+			return fitsNowhere
 		}
 	}
 	return FitsNone

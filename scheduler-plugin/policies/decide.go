@@ -20,7 +20,7 @@ import (
 const (
 	ReasonApplies     = "Applies"
 	ReasonOverridden  = "Overridden"
-	ReasonNoNamespace = "NoNamespace"
+	reasonNoNamespace = "NoNamespace"
 )
 
 // maxNamed is how many namespaces a message names, and maxMessage its maximum size in bytes.
@@ -90,7 +90,7 @@ func statusOf(policy *broker.OverflowPolicy, a *applied, before broker.OverflowP
 	overridden := "In namespaces that it selects, a policy applies whose name comes first: " + strings.Join(others, ", ") + "."
 	switch {
 	case len(a.to) == 0 && len(others) == 0:
-		accept(&status, metav1.ConditionFalse, ReasonNoNamespace, fmt.Sprintf("It selects no namespace with label %s=%s: correct its namespaceSelector, or label a namespace.", broker.LabelOverflow, broker.OverflowEnabled), now)
+		accept(&status, metav1.ConditionFalse, reasonNoNamespace, fmt.Sprintf("It selects no namespace with label %s=%s: correct its namespaceSelector, or label a namespace.", broker.LabelOverflow, broker.OverflowEnabled), now)
 	case len(a.to) == 0:
 		accept(&status, metav1.ConditionFalse, ReasonOverridden, overridden+" Rename it, or narrow the other's namespaceSelector.", now)
 	case len(others) > 0:

@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// FirstBackOff and MaxBackOff limit how long no pod of an owner moves after a move that
+	// firstBackOff and maxBackOff limit how long no pod of an owner moves after a move that
 	// failed. It doubles with each failure until one succeeds.
-	FirstBackOff, MaxBackOff = 5 * time.Minute, 8 * time.Hour
-	// FirstRetry and MaxRetry limit how long no pod of an owner is tried after an eviction
+	firstBackOff, maxBackOff = 5 * time.Minute, 8 * time.Hour
+	// firstRetry and MaxRetry limit how long no pod of an owner is tried after an eviction
 	// that was refused. It doubles with each refusal in a row.
-	FirstRetry, MaxRetry = 10 * time.Second, 5 * time.Minute
-	// BindTimeout is how long a replacement may take to get a node, beside the time in
-	// which its predecessor terminates, of which MaxTermination counts at most.
-	BindTimeout, MaxTermination = 2 * time.Minute, 5 * time.Minute
+	firstRetry, MaxRetry = 10 * time.Second, 5 * time.Minute
+	// bindTimeout is how long a replacement may take to get a node, beside the time in
+	// which its predecessor terminates, of which maxTermination counts at most.
+	bindTimeout, maxTermination = 2 * time.Minute, 5 * time.Minute
 	// ReadyTimeout is how long it may then take to become ready.
 	ReadyTimeout = 5 * time.Minute
 	// maxGap is how long the time between two observations may be, for room that both
@@ -27,8 +27,8 @@ const (
 )
 
 var (
-	afterFailures = wait.Backoff{Duration: FirstBackOff, Factor: 2, Cap: MaxBackOff, Steps: 16}
-	afterRefusals = wait.Backoff{Duration: FirstRetry, Factor: 2, Cap: MaxRetry, Steps: 16}
+	afterFailures = wait.Backoff{Duration: firstBackOff, Factor: 2, Cap: maxBackOff, Steps: 16}
+	afterRefusals = wait.Backoff{Duration: firstRetry, Factor: 2, Cap: MaxRetry, Steps: 16}
 )
 
 // Candidate is an overflowed pod that may move, as observed.
@@ -153,9 +153,9 @@ func (p *Planner) observe(now time.Time, candidates []Candidate) {
 	}
 	// An owner without candidates is remembered while it may still have some again.
 	maps.DeleteFunc(p.owners, func(uid types.UID, o *owner) bool {
-		return !present[uid] && now.Sub(o.movedAt) > 2*MaxBackOff && now.After(o.restsUntil)
+		return !present[uid] && now.Sub(o.movedAt) > 2*maxBackOff && now.After(o.restsUntil)
 	})
-	maps.DeleteFunc(p.movedAt, func(_ string, at time.Time) bool { return now.Sub(at) > 2*MaxBackOff })
+	maps.DeleteFunc(p.movedAt, func(_ string, at time.Time) bool { return now.Sub(at) > 2*maxBackOff })
 }
 
 // due reports whether a candidate may move.
@@ -190,7 +190,7 @@ func (p *Planner) ownerMovedAt(uid types.UID) time.Time {
 // Start records that a pod that Plan returned was evicted.
 func (p *Planner) Start(now time.Time, c Candidate) {
 	p.turn(now, c)
-	p.moving = &Move{Candidate: c, Deadline: now.Add(min(c.Termination, MaxTermination) + BindTimeout)}
+	p.moving = &Move{Candidate: c, Deadline: now.Add(min(c.Termination, maxTermination) + bindTimeout)}
 }
 
 // Refused records that the eviction of a pod that Plan returned was refused. It returns

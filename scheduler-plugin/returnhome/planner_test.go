@@ -54,16 +54,16 @@ func TestPlan(t *testing.T) {
 		"its owner had a turn": {"owners take turns, whatever their prices", func(p *Planner) { returned(p, start, guest("a", "y", "y-0")) }, time.Minute, []Candidate{guest("a", "x", "x-1"), guest("a", "y", "y-1", func(c *Candidate) { c.Price = 1 })}, "x-1"},
 		"namespaces take turns": {"many owners in one namespace do not delay another", func(p *Planner) { returned(p, start, guest("a", "x", "x-0")) }, time.Minute,
 			[]Candidate{guest("a", "y", "y-1"), guest("a", "z", "z-1"), guest("b", "w", "w-1")}, "w-1"},
-		"its owner rests": {"the last replacement overflowed again", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")) }, FirstBackOff - 10*time.Second, []Candidate{guest("a", "x", "x-1")}, ""},
-		"it has rested":   {"the back-off is over", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")) }, FirstBackOff, []Candidate{guest("a", "x", "x-1")}, "x-1"},
-		"twice":           {"the back-off doubles", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")); failed(p, start, guest("a", "x", "x-0")) }, 2*FirstBackOff - 10*time.Second, []Candidate{guest("a", "x", "x-1")}, ""},
+		"its owner rests": {"the last replacement overflowed again", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")) }, firstBackOff - 10*time.Second, []Candidate{guest("a", "x", "x-1")}, ""},
+		"it has rested":   {"the back-off is over", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")) }, firstBackOff, []Candidate{guest("a", "x", "x-1")}, "x-1"},
+		"twice":           {"the back-off doubles", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")); failed(p, start, guest("a", "x", "x-0")) }, 2*firstBackOff - 10*time.Second, []Candidate{guest("a", "x", "x-1")}, ""},
 		"success resets":  {"the back-off is for failures in a row", func(p *Planner) { failed(p, start, guest("a", "x", "x-0")); returned(p, start, guest("a", "x", "x-0")) }, time.Minute, []Candidate{guest("a", "x", "x-1")}, "x-1"},
 		"fails after success": {"the back-off is the first again", func(p *Planner) {
 			x := guest("a", "x", "x-0")
 			failed(p, start, x)
 			returned(p, start, x)
 			failed(p, start, x)
-		}, FirstBackOff, []Candidate{guest("a", "x", "x-1")}, "x-1"},
+		}, firstBackOff, []Candidate{guest("a", "x", "x-1")}, "x-1"},
 		"its owner had no pods": {"it rests nevertheless", func(p *Planner) {
 			failed(p, start, guest("a", "x", "x-0"))
 			p.Plan(start, nil)
@@ -136,9 +136,9 @@ func TestSettle(t *testing.T) {
 		"ready":                {"it has returned", []observation{{time.Second, nil}, {2 * time.Second, home}, {time.Minute, ready}}, Returned},
 		"bound":                {"the next one waits until it is ready", []observation{{time.Second, home}}, ""},
 		"never ready":          {"the deadline begins when it is bound", []observation{{time.Minute, home}, {time.Minute + ReadyTimeout, home}}, NotReady},
-		"late":                 {"the deadline is not over", []observation{{MaxTermination + BindTimeout - time.Second, nil}}, ""},
-		"never replaced":       {"a long termination counts for five minutes only", []observation{{MaxTermination + BindTimeout, nil}}, NotBound},
-		"pending":              {"a replacement without a node counts as none", []observation{{MaxTermination + BindTimeout, &Replacement{}}}, NotBound},
+		"late":                 {"the deadline is not over", []observation{{maxTermination + bindTimeout - time.Second, nil}}, ""},
+		"never replaced":       {"a long termination counts for five minutes only", []observation{{maxTermination + bindTimeout, nil}}, NotBound},
+		"pending":              {"a replacement without a node counts as none", []observation{{maxTermination + bindTimeout, &Replacement{}}}, NotBound},
 		"overflowed again":     {"it is on a virtual node", []observation{{time.Second, abroad}}, Overflowed},
 		"replaced once more":   {"the pod that returned was replaced by one that overflowed", []observation{{time.Second, home}, {time.Minute, abroad}}, Overflowed},
 		"bound, then vanished": {"the deadline stays", []observation{{time.Minute, home}, {2 * time.Minute, nil}, {time.Minute + ReadyTimeout, nil}}, NotReady},
@@ -251,7 +251,7 @@ func (w *world) plan(t *rapid.T) {
 	w.lastMove[chosen.Namespace] = w.now
 	if rapid.Bool().Draw(t, "refused") {
 		w.restsUntil[chosen.Owner] = w.Refused(w.now, chosen)
-		if rest := w.restsUntil[chosen.Owner].Sub(w.now); rest < FirstRetry || rest > MaxRetry {
+		if rest := w.restsUntil[chosen.Owner].Sub(w.now); rest < firstRetry || rest > MaxRetry {
 			t.Fatalf("refused, and rests for %s", rest)
 		}
 		return
@@ -277,7 +277,7 @@ func (w *world) settle(t *rapid.T) {
 	}
 	w.moving = false
 	w.restsUntil[owner] = retryAt
-	if rest := retryAt.Sub(w.now); outcome != Returned && (rest < FirstBackOff || rest > MaxBackOff) {
+	if rest := retryAt.Sub(w.now); outcome != Returned && (rest < firstBackOff || rest > maxBackOff) {
 		t.Fatalf("%s, and rests for %s", outcome, rest)
 	}
 }
@@ -304,8 +304,8 @@ func TestFlapping(t *testing.T) {
 				p.Start(now, *next)
 			}
 		}
-		// Six doublings until MaxBackOff, then one move in that time.
-		if most := 8 + int(ends.Sub(start)/MaxBackOff); moves > most || moves < 13 {
+		// Six doublings until maxBackOff, then one move in that time.
+		if most := 8 + int(ends.Sub(start)/maxBackOff); moves > most || moves < 13 {
 			t.Fatalf("%d moves in three days, want 13 to %d", moves, most)
 		}
 	})

@@ -11,10 +11,10 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-// OutdatedRetention is how long a view with an earlier attempt than this cluster has
+// outdatedRetention is how long a view with an earlier attempt than this cluster has
 // carried out is ignored. A broker that is behind catches up meanwhile, or another one
 // replaces it; a hub that was restored from a backup keeps listing the view.
-const OutdatedRetention = time.Minute
+const outdatedRetention = time.Minute
 
 // outdated remembers which views are outdated. Its zero value is ready to use.
 type outdated struct {
@@ -45,7 +45,7 @@ func (o *outdated) removed(instruction *broker.ProviderInstruction, now time.Tim
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for of, r := range o.released {
-		if now.Sub(r.at) >= OutdatedRetention {
+		if now.Sub(r.at) >= outdatedRetention {
 			delete(o.released, of)
 			delete(o.since, of)
 		}
@@ -73,7 +73,7 @@ func (o *outdated) wait(existing *broker.ProviderInstruction, view *protocol.Pro
 		since = now
 		o.since[of] = now
 	}
-	left := since.Add(OutdatedRetention).Sub(now)
+	left := since.Add(outdatedRetention).Sub(now)
 	if left <= 0 {
 		delete(o.since, of)
 		delete(o.released, of)

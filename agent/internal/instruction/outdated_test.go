@@ -58,10 +58,10 @@ func TestOutdatedViews(t *testing.T) {
 				o.removed(tc.removed, now)
 			}
 			wait := o.wait(tc.existing, tc.view, now)
-			if (wait > 0) != tc.outdated || wait > OutdatedRetention {
+			if (wait > 0) != tc.outdated || wait > outdatedRetention {
 				t.Fatalf("it is ignored for %s", wait)
 			}
-			if left := o.wait(tc.existing, tc.view, now.Add(OutdatedRetention)); left != 0 {
+			if left := o.wait(tc.existing, tc.view, now.Add(outdatedRetention)); left != 0 {
 				t.Errorf("a view that stays is ignored for %s more", left)
 			}
 		})

@@ -15,25 +15,25 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 )
 
-// UnlistedRetention is how long capacity is held for a Reservation that the broker does
+// unlistedRetention is how long capacity is held for a Reservation that the broker does
 // not list. The broker lists a hold until this cluster has acknowledged its release: if
 // it does not, the hub has lost it, and the consumer posts the Reservation again.
-const UnlistedRetention = 5 * time.Minute
+const unlistedRetention = 5 * time.Minute
 
 // maxUnlisted is the maximum number of unlisted holds in an advertisement.
 const maxUnlisted = 1024
 
 // removeUnlisted deletes the instruction of a hold that the broker does not list: at
-// once if it holds nothing, otherwise after UnlistedRetention.
+// once if it holds nothing, otherwise after unlistedRetention.
 func (p *Provider) removeUnlisted(ctx context.Context, instruction *broker.ProviderInstruction) (reconcile.Result, error) {
 	if held := Held(instruction); held != nil && !held.Empty() {
 		now := p.clock.Now()
 		since, known := p.unlisted.LoadOrStore(instruction.UID, now)
 		if !known {
 			log.FromContext(ctx).Info("The broker does not list a hold of this cluster; it is kept for the consumer to post its Reservation again",
-				"instruction", instruction.Name, "consumer", instruction.Spec.RequesterClusterID, "held", held.Totals.String(), "keptFor", UnlistedRetention.String())
+				"instruction", instruction.Name, "consumer", instruction.Spec.RequesterClusterID, "held", held.Totals.String(), "keptFor", unlistedRetention.String())
 		}
-		if left := since.(time.Time).Add(UnlistedRetention).Sub(now); left > 0 {
+		if left := since.(time.Time).Add(unlistedRetention).Sub(now); left > 0 {
 			return reconcile.Result{RequeueAfter: left}, nil
 		}
 	}

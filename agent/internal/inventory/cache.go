@@ -30,7 +30,7 @@ func CacheByObject() map[client.Object]cache.ByObject {
 	}
 	return map[client.Object]cache.ByObject{
 		&corev1.Pod{}:  {Transform: transform},
-		&corev1.Node{}: {Transform: TrimNode},
+		&corev1.Node{}: {Transform: trimNode},
 	}
 }
 
@@ -271,8 +271,8 @@ func keepEnvironment(trimmed, whole *corev1.Container) {
 	}
 }
 
-// TrimNode removes the lists of images and volumes, and the managed fields.
-func TrimNode(object any) (any, error) {
+// trimNode removes the lists of images and volumes, and the managed fields.
+func trimNode(object any) (any, error) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
 		return object, nil

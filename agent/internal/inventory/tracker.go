@@ -36,7 +36,7 @@ type Tracker struct {
 	// block or call the Tracker.
 	GuestEnded func(consumer string)
 	// PlaceChanged, if set, is called once the Tracker shows that a guest or placeholder of a
-	// consumer is new, has changed in what Moved compares, or is gone. It must not block.
+	// consumer is new, has changed in what moved compares, or is gone. It must not block.
 	PlaceChanged func(consumer string)
 
 	mu         sync.Mutex
@@ -177,7 +177,7 @@ func (t *Tracker) report(ended, changed []string) {
 // placesChanged are the consumers of a guest or placeholder that has changed; a pod that is
 // not tracked is zero.
 func placesChanged(before, after trackedPod) (consumers []string) {
-	if before.pod != nil && after.pod != nil && before.consumer == after.consumer && !Moved(before.pod, after.pod) {
+	if before.pod != nil && after.pod != nil && before.consumer == after.consumer && !moved(before.pod, after.pod) {
 		return nil
 	}
 	for _, consumer := range []string{before.consumer, after.consumer} {
@@ -188,9 +188,9 @@ func placesChanged(before, after trackedPod) (consumers []string) {
 	return consumers
 }
 
-// Moved reports whether a pod has another place than before, waits for another one, has
+// moved reports whether a pod has another place than before, waits for another one, has
 // ended, or whether the scheduler says something else about it.
-func Moved(before, after *corev1.Pod) bool {
+func moved(before, after *corev1.Pod) bool {
 	return before.Spec.NodeName != after.Spec.NodeName || Finished(before) != Finished(after) ||
 		before.Status.NominatedNodeName != after.Status.NominatedNodeName || len(before.Spec.SchedulingGates) != len(after.Spec.SchedulingGates) ||
 		!equality.Semantic.DeepEqual(scheduled(before), scheduled(after))

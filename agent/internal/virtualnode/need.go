@@ -70,7 +70,7 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 		return need, failed
 	}
 	for node, pods := range onNode {
-		provider, err := BoundTo(ctx, r.client, node)
+		provider, err := boundTo(ctx, r.client, node)
 		if err != nil {
 			return need, err
 		}

@@ -221,9 +221,9 @@ func IsVirtual(node *corev1.Node, provider string) bool {
 	return node.Name == broker.VirtualNodeName(provider) && node.Labels[broker.LabelProvider] == provider
 }
 
-// BoundTo returns the provider whose virtual node has a name; empty for a node of this
+// boundTo returns the provider whose virtual node has a name; empty for a node of this
 // cluster. A node that does not exist counts as virtual if it is named as one.
-func BoundTo(ctx context.Context, reader client.Reader, nodeName string) (provider string, err error) {
+func boundTo(ctx context.Context, reader client.Reader, nodeName string) (provider string, err error) {
 	if provider = podindex.ProviderOf(nodeName); provider == "" {
 		return "", nil
 	}

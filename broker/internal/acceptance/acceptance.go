@@ -22,7 +22,7 @@ import (
 // Reasons of condition Accepted.
 const (
 	ReasonUsed     = "Used"
-	ReasonNoEffect = "NoEffect"
+	reasonNoEffect = "NoEffect"
 )
 
 // maxMessage is the maximum size of a message, in bytes.
@@ -71,7 +71,7 @@ func statusOf(config *broker.BrokerConfig, now metav1.Time) broker.BrokerConfigS
 	status := *config.Status.DeepCopy()
 	status.ObservedGeneration = config.Generation
 	if why := unusable(&config.Spec); why != "" {
-		accept(&status, metav1.ConditionFalse, ReasonNoEffect, why, now)
+		accept(&status, metav1.ConditionFalse, reasonNoEffect, why, now)
 	} else {
 		accept(&status, metav1.ConditionTrue, ReasonUsed, "The broker uses it.", now)
 	}

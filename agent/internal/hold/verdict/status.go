@@ -25,8 +25,8 @@ const (
 	ReasonInsufficientCapacity = capacity.ReasonInsufficientCapacity
 	ReasonGrantPending         = peering.ReasonGrantPending
 	ReasonGuestsRemain         = "GuestsRemain"
-	// ReasonProofPending: the scheduler has not found a place for each placeholder yet.
-	ReasonProofPending = "ProofPending"
+	// reasonProofPending: the scheduler has not found a place for each placeholder yet.
+	reasonProofPending = "ProofPending"
 	// ReasonTrialPending: guests cannot be tried yet.
 	ReasonTrialPending = "TrialPending"
 	// ReasonGuestNotAdmitted: the API server does not admit a guest of the shape.
@@ -156,7 +156,7 @@ func (d Decision) status(e Effect, beyond string) broker.ProviderInstructionStat
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonTrialPending, false
 		enforced.Message = fmt.Sprintf("Waiting to try whether the API server admits the guests: %s.", d.untried)
 	case d.waits():
-		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, ReasonProofPending, d.proofMessage, false
+		enforced.Status, enforced.Reason, enforced.Message, final = metav1.ConditionUnknown, reasonProofPending, d.proofMessage, false
 	case d.state == reduced && beyond != "":
 		enforced.Status, enforced.Reason, final = metav1.ConditionUnknown, ReasonGuestsRemain, false
 		enforced.Message = fmt.Sprintf("Waiting for guests of consumer %s to terminate: %s are running, the hold is reduced to %s.", consumer, beyond, describe(d.held))

@@ -60,7 +60,7 @@ func (d *Driver) allowNamespaces(ctx context.Context, namespaces []string) (refu
 		if err := d.allowNamespace(ctx, namespace); err != nil && !apierrors.IsNotFound(err) && !terminating(err) {
 			refused[namespace] = peering.Unmapped{Reason: "NamespaceAccessRefused", Final: session.Refused(err),
 				Message: fmt.Sprintf("%s cannot be permitted to run pods of namespace %s: %v; let %s create RoleBinding %s there, or use another namespace",
-					VirtualNodeAccount, namespace, err, d.ServiceAccount, VirtualNodeAccount)}
+					virtualNodeAccount, namespace, err, d.ServiceAccount, virtualNodeAccount)}
 		}
 	}
 	return refused, nil
@@ -73,9 +73,9 @@ func (d *Driver) allowNamespace(ctx context.Context, namespace string) error {
 	}
 	return oncePoliciesKnow(func() error {
 		return client.IgnoreAlreadyExists(d.Client.Create(ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: VirtualNodeAccount, Labels: accessLabels()},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: VirtualNodeNamespaceRole},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: d.ServiceAccount.Namespace, Name: VirtualNodeAccount}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: virtualNodeAccount, Labels: accessLabels()},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: virtualNodeNamespaceRole},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: d.ServiceAccount.Namespace, Name: virtualNodeAccount}},
 		}))
 	})
 }
@@ -135,7 +135,7 @@ func (d *Driver) revokeNamespaces(ctx context.Context) error {
 			continue
 		}
 		if err := session.Delete(ctx, d.Client, &bindings[i]); err != nil {
-			errs = append(errs, fmt.Errorf("revoking access of %s to namespace %s: %w", VirtualNodeAccount, bindings[i].Namespace, err))
+			errs = append(errs, fmt.Errorf("revoking access of %s to namespace %s: %w", virtualNodeAccount, bindings[i].Namespace, err))
 		}
 	}
 	for namespace := range marked {
@@ -169,7 +169,7 @@ func (d *Driver) markedNamespaces(ctx context.Context) (map[string]bool, error) 
 func (d *Driver) accessBindings(ctx context.Context) ([]rbacv1.RoleBinding, error) {
 	var bindings rbacv1.RoleBindingList
 	if err := d.Client.List(ctx, &bindings, client.MatchingLabels(accessLabels())); err != nil {
-		return nil, fmt.Errorf("listing role bindings of %s: %w", VirtualNodeAccount, err)
+		return nil, fmt.Errorf("listing role bindings of %s: %w", virtualNodeAccount, err)
 	}
 	return bindings.Items, nil
 }

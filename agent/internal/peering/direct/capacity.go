@@ -105,7 +105,7 @@ func (d *Driver) nodeProgress(provider string, node *corev1.Node, want nodeconfi
 	}
 	message := "node " + name + " " + pending
 	if (node == nil || session.Ready(node).Status == corev1.ConditionUnknown) && d.handshake.Waited(provider, waitNode) >= nodeTimeout {
-		message += fmt.Sprintf("; check that Deployment %s in namespace %s is running", VirtualNodeAccount, d.ServiceAccount.Namespace)
+		message += fmt.Sprintf("; check that Deployment %s in namespace %s is running", virtualNodeAccount, d.ServiceAccount.Namespace)
 	}
 	return peering.Waiting("NodePending", message)
 }

@@ -55,7 +55,7 @@ func guest(name, cpu string) *corev1.Pod {
 func TestGrant(t *testing.T) {
 	e := newEnvironment(t)
 	// A role of the chart.
-	e.create(e.paris, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: GuestRole}, Rules: []rbacv1.PolicyRule{
+	e.create(e.paris, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: guestRole}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"pods", "secrets", "configmaps"}, Verbs: []string{"get", "list", "create"}},
 	}})
 	g := &grantTest{environment: e, half: peering.Capacity{Resources: expect.Resources("cpu", "500m", "memory", "512Mi", "example.com/fpga", "1"), Pods: 2, Namespaces: []string{"shop"}}}
@@ -161,11 +161,11 @@ func (g *grantTest) expectGuestNamespace() {
 	roles := map[string]string{}
 	for _, b := range bindings.Items {
 		roles[b.RoleRef.Name] = b.Subjects[0].Namespace + "/" + b.Subjects[0].Name
-		if b.RoleRef.Name == GuestRole && b.CreationTimestamp.Before(&quota.CreationTimestamp) {
+		if b.RoleRef.Name == guestRole && b.CreationTimestamp.Before(&quota.CreationTimestamp) {
 			g.t.Error("the consumer had permissions before the quota existed")
 		}
 	}
-	if want := map[string]string{GuestRole: guestNamespace + "/spillway-virtual-node", "spillway-agent-guests": "spillway-system/spillway-agent"}; !maps.Equal(roles, want) {
+	if want := map[string]string{guestRole: guestNamespace + "/spillway-virtual-node", "spillway-agent-guests": "spillway-system/spillway-agent"}; !maps.Equal(roles, want) {
 		g.t.Errorf("roles in the namespace: %v", roles)
 	}
 }

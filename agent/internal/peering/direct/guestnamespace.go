@@ -309,7 +309,7 @@ func (p *Provider) ensureAccount(ctx context.Context, namespace *corev1.Namespac
 func (p *Provider) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
 	return p.confined(namespace).Ensure(ctx, binding, func() {
-		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: GuestRole}
+		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: guestRole}
 		binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace.Name, Name: guestAccount}}
 	})
 }

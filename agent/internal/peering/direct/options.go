@@ -13,15 +13,15 @@ import (
 
 // Names of objects of the chart, and of those made with them.
 const (
-	// VirtualNodeAccount is the ServiceAccount of spillway-virtual-node in the
+	// virtualNodeAccount is the ServiceAccount of spillway-virtual-node in the
 	// agent's namespace, and the name of the RoleBindings that let it run the pods
 	// of a namespace.
-	VirtualNodeAccount = "spillway-virtual-node"
-	// VirtualNodeNamespaceRole is the ClusterRole of VirtualNodeAccount in a
+	virtualNodeAccount = "spillway-virtual-node"
+	// virtualNodeNamespaceRole is the ClusterRole of virtualNodeAccount in a
 	// namespace with overflowed pods.
-	VirtualNodeNamespaceRole = "spillway-virtual-node-namespace"
-	// GuestRole is the ClusterRole of a consumer in the namespace of its guests.
-	GuestRole = "spillway-direct-guest"
+	virtualNodeNamespaceRole = "spillway-virtual-node-namespace"
+	// guestRole is the ClusterRole of a consumer in the namespace of its guests.
+	guestRole = "spillway-direct-guest"
 	// guestAccount is the ServiceAccount in that namespace that tokens are for.
 	guestAccount = "spillway-virtual-node"
 	// quotaName is the ResourceQuota in that namespace.

@@ -35,7 +35,7 @@ func TestWithoutVirtualNode(t *testing.T) {
 	e.simulated.set(func(s *simulation) { s.stopped = false })
 	e.until("Ready", e.capacity(half))
 	var binding rbacv1.RoleBinding
-	if err := e.rome.Get(ctx, client.ObjectKey{Namespace: "shop", Name: VirtualNodeAccount}, &binding); err != nil || binding.RoleRef.Name != VirtualNodeNamespaceRole {
+	if err := e.rome.Get(ctx, client.ObjectKey{Namespace: "shop", Name: virtualNodeAccount}, &binding); err != nil || binding.RoleRef.Name != virtualNodeNamespaceRole {
 		t.Errorf("access of virtual-node to namespace shop: %+v, %v", binding.RoleRef, err)
 	}
 	marked := func(name string) bool {

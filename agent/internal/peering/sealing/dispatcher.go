@@ -62,7 +62,7 @@ func (m *Messenger) Send(ctx context.Context, peer peering.Peer, message []byte)
 	if err != nil {
 		return err
 	}
-	return m.send(ctx, peer.ClusterID, key, KindRequest, message)
+	return m.send(ctx, peer.ClusterID, key, kindRequest, message)
 }
 
 func (m *Messenger) send(ctx context.Context, to, key string, kind Kind, payload []byte) error {
@@ -163,7 +163,7 @@ func (d *Dispatcher) serve(ctx context.Context, peer string) {
 		d.mu.Unlock()
 		if err := d.handle(ctx, queue[0]); err != nil {
 			d.options.Log.Error(err, "Failed to handle a relayed message", "peer", peer, "id", queue[0].ID)
-			if d.options.Refused != nil && (errors.Is(err, ErrKeyRefused) || errors.Is(err, ErrMessageRefused)) {
+			if d.options.Refused != nil && (errors.Is(err, errKeyRefused) || errors.Is(err, errMessageRefused)) {
 				d.options.Refused(peer, err)
 			}
 		}
@@ -205,15 +205,15 @@ func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) 
 		return nil
 	}
 	switch {
-	case envelope.Kind == KindReply && d.options.Receiver != nil:
+	case envelope.Kind == kindReply && d.options.Receiver != nil:
 		d.options.Receiver.Receive(envelope.From, envelope.Payload)
-	case envelope.Kind == KindRequest && d.options.Provider != nil:
+	case envelope.Kind == kindRequest && d.options.Provider != nil:
 		reply, err := d.options.Provider.Handle(ctx, peering.Peer{ClusterID: envelope.From, PeerKey: key, Holds: holds}, envelope.Payload)
 		if err != nil {
 			return fmt.Errorf("answering %s: %w", envelope.From, err)
 		}
 		if reply != nil {
-			return d.messenger.send(ctx, envelope.From, key, KindReply, reply)
+			return d.messenger.send(ctx, envelope.From, key, kindReply, reply)
 		}
 	}
 	return nil
@@ -232,7 +232,7 @@ func (d *Dispatcher) peerKey(ctx context.Context, peer string) (key string, hold
 			return "", false, err
 		}
 		if !pinned {
-			return "", false, fmt.Errorf("%w: %s holds no capacity here and is not pinned", ErrMessageRefused, peer)
+			return "", false, fmt.Errorf("%w: %s holds no capacity here and is not pinned", errMessageRefused, peer)
 		}
 		announced = ""
 	}

@@ -17,10 +17,10 @@ import (
 type Kind string
 
 const (
-	// KindRequest is sent by a consumer's Driver to a provider's Provider.
-	KindRequest Kind = "request"
-	// KindReply is the Provider's reply.
-	KindReply Kind = "reply"
+	// kindRequest is sent by a consumer's Driver to a provider's Provider.
+	kindRequest Kind = "request"
+	// kindReply is the Provider's reply.
+	kindReply Kind = "reply"
 )
 
 // Envelope is what is sealed. It names sender and receiver because a box can be opened
@@ -36,8 +36,8 @@ type Envelope struct {
 
 const nonceSize = 24
 
-// ErrMessageRefused marks a relayed message that is not authentic.
-var ErrMessageRefused = errors.New("relayed message refused")
+// errMessageRefused marks a relayed message that is not authentic.
+var errMessageRefused = errors.New("relayed message refused")
 
 // Seal returns a message for the owner of peerKey, with a new ID.
 func (k *Key) Seal(from, to, peerKey string, kind Kind, payload []byte) (protocol.RelayMessage, error) {
@@ -66,32 +66,32 @@ func (k *Key) Seal(from, to, peerKey string, kind Kind, payload []byte) (protoco
 func (k *Key) Open(self, peerKey string, message protocol.RelayMessage) (Envelope, error) {
 	peer, err := decode(peerKey)
 	if err != nil {
-		return Envelope{}, fmt.Errorf("%w: key of %s: %w", ErrMessageRefused, message.From, err)
+		return Envelope{}, fmt.Errorf("%w: key of %s: %w", errMessageRefused, message.From, err)
 	}
 	if len(message.Sealed) < nonceSize || len(message.Sealed) > protocol.MaxSealed {
-		return Envelope{}, fmt.Errorf("%w: %d bytes", ErrMessageRefused, len(message.Sealed))
+		return Envelope{}, fmt.Errorf("%w: %d bytes", errMessageRefused, len(message.Sealed))
 	}
 	nonce := [nonceSize]byte(message.Sealed[:nonceSize])
 	plain, ok := box.Open(nil, message.Sealed[nonceSize:], &nonce, &peer, &k.private)
 	if !ok {
-		return Envelope{}, fmt.Errorf("%w: not sealed for this cluster with the key pinned for %s: either side has a new key, or the message was modified", ErrMessageRefused, message.From)
+		return Envelope{}, fmt.Errorf("%w: not sealed for this cluster with the key pinned for %s: either side has a new key, or the message was modified", errMessageRefused, message.From)
 	}
 	var envelope Envelope
 	decoder := json.NewDecoder(bytes.NewReader(plain))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&envelope); err != nil {
-		return Envelope{}, fmt.Errorf("%w: malformed: %w", ErrMessageRefused, err)
+		return Envelope{}, fmt.Errorf("%w: malformed: %w", errMessageRefused, err)
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return Envelope{}, fmt.Errorf("%w: malformed: data after the envelope", ErrMessageRefused)
+		return Envelope{}, fmt.Errorf("%w: malformed: data after the envelope", errMessageRefused)
 	}
 	switch {
 	case envelope.From != message.From || envelope.To != self || envelope.From == self:
-		return Envelope{}, fmt.Errorf("%w: sealed from %q to %q, relayed from %q to %q", ErrMessageRefused, envelope.From, envelope.To, message.From, self)
+		return Envelope{}, fmt.Errorf("%w: sealed from %q to %q, relayed from %q to %q", errMessageRefused, envelope.From, envelope.To, message.From, self)
 	case envelope.ID == "" || envelope.ID != message.ID:
-		return Envelope{}, fmt.Errorf("%w: the ID was modified", ErrMessageRefused)
-	case envelope.Kind != KindRequest && envelope.Kind != KindReply:
-		return Envelope{}, fmt.Errorf("%w: unknown kind %q", ErrMessageRefused, envelope.Kind)
+		return Envelope{}, fmt.Errorf("%w: the ID was modified", errMessageRefused)
+	case envelope.Kind != kindRequest && envelope.Kind != kindReply:
+		return Envelope{}, fmt.Errorf("%w: unknown kind %q", errMessageRefused, envelope.Kind)
 	}
 	return envelope, nil
 }

@@ -20,8 +20,8 @@ import (
 // not secret; write access to it decides which keys are trusted.
 const PinsConfigMap = "spillway-peer-pins"
 
-// ErrKeyRefused marks a peer's key that is not the expected one.
-var ErrKeyRefused = errors.New("peer key refused")
+// errKeyRefused marks a peer's key that is not the expected one.
+var errKeyRefused = errors.New("peer key refused")
 
 // Pins stores peers' keys.
 type Pins struct {
@@ -94,7 +94,7 @@ func (p *Pins) Lookup(ctx context.Context, peer string) (key string, ok bool, er
 func (p *Pins) Resolve(ctx context.Context, peer, announced string) (string, error) {
 	if want, ok := p.expected[peer]; ok && announced != "" {
 		if got, err := Fingerprint(announced); err != nil || got != want {
-			return "", fmt.Errorf("%w: according to the broker the key of %s has fingerprint %s, but --peer-fingerprints requires %s; compare with the agent's log in %s, and do not trust the broker if they differ", ErrKeyRefused, peer, got, want, peer)
+			return "", fmt.Errorf("%w: according to the broker the key of %s has fingerprint %s, but --peer-fingerprints requires %s; compare with the agent's log in %s, and do not trust the broker if they differ", errKeyRefused, peer, got, want, peer)
 		}
 	}
 	var key string
@@ -122,10 +122,10 @@ func (p *Pins) Resolve(ctx context.Context, peer, announced string) (string, err
 func (p *Pins) check(peer, pinned, announced string) error {
 	got, err := Fingerprint(pinned)
 	if err != nil {
-		return fmt.Errorf("%w: key pinned for %s in ConfigMap %s: %w; delete that entry", ErrKeyRefused, peer, p.name(), err)
+		return fmt.Errorf("%w: key pinned for %s in ConfigMap %s: %w; delete that entry", errKeyRefused, peer, p.name(), err)
 	}
 	if want, ok := p.expected[peer]; ok && got != want {
-		return fmt.Errorf("%w: the key pinned for %s in ConfigMap %s has fingerprint %s, but --peer-fingerprints requires %s; delete that entry", ErrKeyRefused, peer, p.name(), got, want)
+		return fmt.Errorf("%w: the key pinned for %s in ConfigMap %s has fingerprint %s, but --peer-fingerprints requires %s; delete that entry", errKeyRefused, peer, p.name(), got, want)
 	}
 	if announced == "" || announced == pinned {
 		return nil
@@ -135,12 +135,12 @@ func (p *Pins) check(peer, pinned, announced string) error {
 		now = "unknown (" + err.Error() + ")"
 	}
 	return fmt.Errorf("%w: the key of %s now has fingerprint %s, pinned is %s; if the agent in %s has a new key (it logs the fingerprint at startup), delete the entry %q from ConfigMap %s; otherwise do not trust the broker",
-		ErrKeyRefused, peer, now, got, peer, peer, p.name())
+		errKeyRefused, peer, now, got, peer, peer, p.name())
 }
 
 func (p *Pins) pin(ctx context.Context, peer, key string) error {
 	if _, err := Fingerprint(key); err != nil {
-		return fmt.Errorf("%w: key advertised by %s: %w", ErrKeyRefused, peer, err)
+		return fmt.Errorf("%w: key advertised by %s: %w", errKeyRefused, peer, err)
 	}
 	var pins corev1.ConfigMap
 	err := p.client.Get(ctx, p.name(), &pins)

@@ -36,7 +36,7 @@ func newKey(t testing.TB) *Key {
 
 func seal(t testing.TB, key *Key, from, to, peerKey string, payload string) protocol.RelayMessage {
 	t.Helper()
-	message, err := key.Seal(from, to, peerKey, KindRequest, []byte(payload))
+	message, err := key.Seal(from, to, peerKey, kindRequest, []byte(payload))
 	expect.NoError(t, err)
 	return message
 }
@@ -88,7 +88,7 @@ func TestOpen(t *testing.T) {
 			if (err == nil) != tc.ok {
 				t.Fatalf("%s: got %+v, %v", tc.reason, envelope, err)
 			}
-			if err != nil && !errors.Is(err, ErrMessageRefused) {
+			if err != nil && !errors.Is(err, errMessageRefused) {
 				t.Fatalf("%s: not ErrMessageRefused: %v", tc.reason, err)
 			}
 		})
@@ -97,7 +97,7 @@ func TestOpen(t *testing.T) {
 
 func TestSealBoundsTheSize(t *testing.T) {
 	rome, paris := newKey(t), newKey(t)
-	if _, err := rome.Seal("rome", "paris", paris.Public(), KindRequest, make([]byte, protocol.MaxSealed)); err == nil {
+	if _, err := rome.Seal("rome", "paris", paris.Public(), kindRequest, make([]byte, protocol.MaxSealed)); err == nil {
 		t.Fatal("sealed a message that exceeds the limit")
 	}
 }
@@ -164,7 +164,7 @@ func FuzzPeerKeys(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		_, err := Fingerprint(key)
-		if _, sealErr := rome.Seal("rome", "paris", key, KindRequest, nil); (err == nil) != (sealErr == nil) {
+		if _, sealErr := rome.Seal("rome", "paris", key, kindRequest, nil); (err == nil) != (sealErr == nil) {
 			t.Fatalf("%q: the fingerprint gives %v, sealing %v", key, err, sealErr)
 		}
 	})
@@ -331,19 +331,19 @@ func TestExchange(t *testing.T) {
 	t.Run("an unknown cluster is refused", func(t *testing.T) {
 		before := len(e.provider.received())
 		e.parisBroker.Deliver(seal(t, newKey(t), "moscow", "paris", e.parisKey.Public(), "ping"))
-		if err := <-e.refused; !errors.Is(err, ErrMessageRefused) || len(e.provider.received()) != before {
+		if err := <-e.refused; !errors.Is(err, errMessageRefused) || len(e.provider.received()) != before {
 			t.Fatalf("got %v", err)
 		}
 	})
 	t.Run("another key than the pinned one is refused until the pin is removed", func(t *testing.T) {
 		other := newKey(t)
 		e.parisBroker.Deliver(seal(t, other, "rome", "paris", e.parisKey.Public(), "ping"))
-		if err := <-e.refused; !errors.Is(err, ErrMessageRefused) {
+		if err := <-e.refused; !errors.Is(err, errMessageRefused) {
 			t.Fatalf("got %v", err)
 		}
 		peer := peering.Peer{ClusterID: "paris", PeerKey: other.Public()}
 		err := e.rome.Send(ctx, peer, []byte("ping"))
-		if !errors.Is(err, ErrKeyRefused) || !strings.Contains(err.Error(), `delete the entry "paris" from ConfigMap rome/`+PinsConfigMap) {
+		if !errors.Is(err, errKeyRefused) || !strings.Contains(err.Error(), `delete the entry "paris" from ConfigMap rome/`+PinsConfigMap) {
 			t.Fatalf("got %v", err)
 		}
 		var pins corev1.ConfigMap
@@ -391,7 +391,7 @@ func testPins(t *testing.T, e *exchange) {
 	fingerprint, err := Fingerprint(right.Public())
 	expect.NoError(t, err)
 	pins := NewPins(e.client, "rome", map[string]string{"berlin": fingerprint})
-	if _, err := pins.Resolve(ctx, "berlin", wrong.Public()); !errors.Is(err, ErrKeyRefused) {
+	if _, err := pins.Resolve(ctx, "berlin", wrong.Public()); !errors.Is(err, errKeyRefused) {
 		t.Fatalf("a first key without the expected fingerprint: %v", err)
 	}
 	if _, err := pins.Resolve(ctx, "berlin", ""); err == nil {
@@ -402,7 +402,7 @@ func testPins(t *testing.T, e *exchange) {
 			t.Fatalf("announced %q: got %v, %v", announced, got, err)
 		}
 	}
-	if _, err := e.romePins.Resolve(ctx, "oslo", base64.StdEncoding.EncodeToString([]byte("short"))); !errors.Is(err, ErrKeyRefused) {
+	if _, err := e.romePins.Resolve(ctx, "oslo", base64.StdEncoding.EncodeToString([]byte("short"))); !errors.Is(err, errKeyRefused) {
 		t.Fatalf("an invalid key: %v", err)
 	}
 }

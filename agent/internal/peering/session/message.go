@@ -163,13 +163,13 @@ func (c *Codec[M]) marshal(m M) ([]byte, error) {
 		return nil, invalid("kind")
 	case c.Named && head.Driver != c.Driver, !c.Named && head.Driver != "":
 		return nil, invalid("driver")
-	case head.Session <= 0 || head.Session > MaxNumber:
+	case head.Session <= 0 || head.Session > maxNumber:
 		return nil, invalid("session")
 	case slices.Contains(fields, "requestID") && head.RequestID <= 0:
 		return nil, invalid("requestID")
 	case head.Kind == Refusal && (!reasonPattern.MatchString(head.Reason) || len(head.Text) > maxText || !utf8.ValidString(head.Text)):
 		return nil, invalid("reason or text")
-	case head.Current < 0 || head.Current >= MaxNumber:
+	case head.Current < 0 || head.Current >= maxNumber:
 		return nil, invalid("current")
 	}
 	raw, err := json.Marshal(m)

@@ -45,7 +45,7 @@ func TestCodec(t *testing.T) {
 		"driver's field":    {raw: `{"kind":"Grant","session":7,"requestID":3,"token":"t"}`, want: &testMessage{Header: Header{Kind: Grant, Session: 7, RequestID: 3}, Token: "t"}},
 		"refusal":           {raw: `{"kind":"Refusal","session":7,"requestID":3,"reason":"No","text":"no","current":9}`, want: &testMessage{Header: Header{Kind: Refusal, Session: 7, RequestID: 3, Reason: "No", Text: "no", Current: 9}}},
 		"named":             {raw: `{"driver":"test","kind":"Gone","session":7}`, named: true, want: &testMessage{Header: Header{Driver: "test", Kind: Gone, Session: 7}}},
-		"last session":      {raw: session(MaxNumber), want: &testMessage{Header: Header{Kind: Gone, Session: MaxNumber}}},
+		"last session":      {raw: session(maxNumber), want: &testMessage{Header: Header{Kind: Gone, Session: maxNumber}}},
 		"nothing":           {},
 		"not JSON":          {raw: `hello`},
 		"null":              {raw: `null`},

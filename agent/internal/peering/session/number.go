@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MaxNumber bounds session numbers, so that a peer cannot make Next overflow.
-const MaxNumber = 1 << 60
+// maxNumber bounds session numbers, so that a peer cannot make Next overflow.
+const maxNumber = 1 << 60
 
 // FirstNumber is the number of a session that begins now. Numbers grow with this
 // cluster's clock; after the clock was set back, the provider replies with its

@@ -32,8 +32,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
-// AddressesPath is the path of the webhook that AddressesHandler serves.
-const AddressesPath = "/addresses"
+// addressesPath is the path of the webhook that addressesHandler serves.
+const addressesPath = "/addresses"
 
 // networksConfigMap in the agent's namespace has the networks of each provider's pods, separated by
 // spaces, at the name of its virtual node. Policy spillway-pod-addresses reads it.
@@ -165,11 +165,11 @@ func connectedNetworks(ctx context.Context, c client.Reader) (map[string][]netip
 	return connected, nil
 }
 
-// AddressesHandler answers AdmissionReviews of the statuses that Liqo's virtual kubelet writes
+// addressesHandler answers AdmissionReviews of the statuses that Liqo's virtual kubelet writes
 // of overflowed pods. It takes off the addresses outside of the networks of a virtual node's guests:
 // without a network between the clusters, a provider reports what here may be another pod, in good
 // faith. The pod runs without an address then. What the handler misses, the chart's policy refuses.
-func AddressesHandler(networksOf func(virtualNode string) (networks []netip.Prefix, known bool)) http.Handler {
+func addressesHandler(networksOf func(virtualNode string) (networks []netip.Prefix, known bool)) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		if request.Kind.Kind != "Pod" || request.SubResource != "status" {
 			return admission.Allowed("")

@@ -101,7 +101,7 @@ func TestAddressesWebhook(t *testing.T) {
 	networks := map[string][]netip.Prefix{
 		"spillway-paris": {netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd01::/64")}, "spillway-berlin": {netip.MustParsePrefix("10.1.0.0/16")},
 	}
-	server := httptest.NewTLSServer(AddressesHandler(func(node string) ([]netip.Prefix, bool) { return networks[node], node != "unread" }))
+	server := httptest.NewTLSServer(addressesHandler(func(node string) ([]netip.Prefix, bool) { return networks[node], node != "unread" }))
 	t.Cleanup(server.Close)
 	expect.NoError(t, c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "default"}}))
 	unread := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "unread"}, Spec: corev1.PodSpec{NodeName: "unread", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
@@ -130,7 +130,7 @@ func TestAddressesWebhook(t *testing.T) {
 		Webhooks: []admissionv1.MutatingWebhook{{
 			Name: "addresses.broker.fluidos.eu", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
 			ClientConfig: admissionv1.WebhookClientConfig{
-				URL: ptr.To(server.URL + AddressesPath), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+				URL: ptr.To(server.URL + addressesPath), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
 			},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Update},

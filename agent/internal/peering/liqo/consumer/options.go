@@ -23,7 +23,7 @@ type Options struct {
 	ReflectAll bool
 	// ServiceAccountTokens lets Liqo give guests tokens of this cluster.
 	ServiceAccountTokens bool
-	// ProviderNetworks are those in which guests have addresses. Nil: AddressesPath is not served.
+	// ProviderNetworks are those in which guests have addresses. Nil: addressesPath is not served.
 	ProviderNetworks *ProviderNetworks
 	// StuckAfter is how long the deletion of an object may wait for crd-replicator
 	// before its finalizer is removed; 1m if zero.

@@ -36,7 +36,7 @@ func providerOf(object client.Object) string {
 // addresses of overflowed pods.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	if d.Webhook && d.ProviderNetworks != nil {
-		mgr.GetWebhookServer().Register(AddressesPath, AddressesHandler(d.ProviderNetworks.Of))
+		mgr.GetWebhookServer().Register(addressesPath, addressesHandler(d.ProviderNetworks.Of))
 		d.ProviderNetworks.changed = d.Enqueue
 		if err := mgr.Add(d.ProviderNetworks); err != nil {
 			return fmt.Errorf("watching the networks of providers: %w", err)

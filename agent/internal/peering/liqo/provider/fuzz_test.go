@@ -20,10 +20,10 @@ func FuzzGuests(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, object []byte) {
 		body := append([]byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"1","operation":"CREATE","kind":{"kind":"ShadowPod"},"object":`), object...)
-		request := httptest.NewRequest(http.MethodPost, GuestsPath, bytes.NewReader(append(body, "}}"...)))
+		request := httptest.NewRequest(http.MethodPost, guestsPath, bytes.NewReader(append(body, "}}"...)))
 		request.Header.Set("Content-Type", "application/json")
 		response := httptest.NewRecorder()
-		GuestsHandler(true).ServeHTTP(response, request)
+		guestsHandler(true).ServeHTTP(response, request)
 		var review admissionv1.AdmissionReview
 		expect.NoError(t, json.Unmarshal(response.Body.Bytes(), &review))
 		if json.Valid(object) && review.Response.Result.Code == http.StatusOK && !review.Response.Allowed {

@@ -17,10 +17,10 @@ import (
 	"github.com/spillway-dev/spillway/broker/guest"
 )
 
-// GuestsPath is the path of the webhook that GuestsHandler serves.
-const GuestsPath = "/guests"
+// guestsPath is the path of the webhook that guestsHandler serves.
+const guestsPath = "/guests"
 
-// GuestsHandler answers AdmissionReviews of ShadowPods, whose pods Liqo creates unchanged. A
+// guestsHandler answers AdmissionReviews of ShadowPods, whose pods Liqo creates unchanged. A
 // guest gets the PriorityClass of guests, so that it preempts no pod and keeps the node that it
 // is nominated to, the node affinity and the tolerations of guests, because it was judged with
 // these, and bounds of its memory where it has none, but no requests of nothing: Liqo refuses what
@@ -28,7 +28,7 @@ const GuestsPath = "/guests"
 // waits until the agent hands over a place. None keeps its node from being removed, also by an
 // annotation that it gets later.
 // The handler admits every ShadowPod: who may write what is up to the chart's policies.
-func GuestsHandler(handOver bool) http.Handler {
+func guestsHandler(handOver bool) http.Handler {
 	return (&webhook.Admission{Handler: admission.HandlerFunc(func(ctx context.Context, request admission.Request) admission.Response {
 		if request.Kind.Kind != kindShadowPod {
 			return admission.Allowed("")

@@ -171,14 +171,14 @@ func TestGuestsWebhook(t *testing.T) {
 	changes := guestChanges()
 	for handOver, consumer := range map[bool]string{true: "rome", false: "berlin"} {
 		namespace := "shop-" + consumer
-		server := httptest.NewTLSServer(GuestsHandler(handOver))
+		server := httptest.NewTLSServer(guestsHandler(handOver))
 		t.Cleanup(server.Close)
 		expect.NoError(t, core.Create(t.Context(), &admissionv1.MutatingWebhookConfiguration{
 			ObjectMeta: metav1.ObjectMeta{Name: "guests-of-" + consumer},
 			Webhooks: []admissionv1.MutatingWebhook{{
 				Name: "guests.broker.fluidos.eu", AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone),
 				ClientConfig: admissionv1.WebhookClientConfig{
-					URL: ptr.To(server.URL + GuestsPath), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+					URL: ptr.To(server.URL + guestsPath), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
 				},
 				Rules: []admissionv1.RuleWithOperations{{
 					Operations: []admissionv1.OperationType{admissionv1.OperationAll},

@@ -49,7 +49,7 @@ func consumerOf(object client.Object) string {
 // new namespaces, and enqueues their consumers. It serves the webhook for guests.
 func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
 	if p.Webhook {
-		mgr.GetWebhookServer().Register(GuestsPath, GuestsHandler(p.HandOver))
+		mgr.GetWebhookServer().Register(guestsPath, guestsHandler(p.HandOver))
 	}
 	return session.Watch(mgr, "liqo-provider", consumerOf, p.changed, &authv1beta1.ResourceSlice{}, &offloadingv1beta1.Quota{}, &offloadingv1beta1.ShadowPod{}, &corev1.Namespace{})
 }
