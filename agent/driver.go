@@ -150,9 +150,7 @@ func apiServerCA(file string, config *rest.Config) ([]byte, error) {
 	if file == "" && len(config.CAData) > 0 {
 		return config.CAData, nil
 	}
-	if file == "" {
-		file = config.CAFile
-	}
+	file = cmp.Or(file, config.CAFile)
 	if file == "" {
 		return nil, errors.New("the agent's own configuration has no CA; set --api-server-ca-file")
 	}

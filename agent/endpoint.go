@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -71,10 +72,7 @@ func external(server string, clusterIPs []string) string {
 	if ip, err := netip.ParseAddr(at.Hostname()); err == nil && (ip.IsLoopback() || ip.IsUnspecified() || ip.IsLinkLocalUnicast()) {
 		return ""
 	}
-	port := at.Port()
-	if port == "" {
-		port = "443"
-	}
+	port := cmp.Or(at.Port(), "443")
 	return "https://" + net.JoinHostPort(at.Hostname(), port)
 }
 

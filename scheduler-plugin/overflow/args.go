@@ -1,6 +1,7 @@
 package overflow
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -76,27 +77,13 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 			}
 		}
 	}
-	if args.Overflow == "" {
-		args.Overflow = AfterPreemption
-	}
-	if args.BatchQuiet == nil {
-		args.BatchQuiet = &metav1.Duration{Duration: 200 * time.Millisecond}
-	}
-	if args.BatchLongest == nil {
-		args.BatchLongest = &metav1.Duration{Duration: max(time.Second, args.BatchQuiet.Duration)}
-	}
-	if args.DecisionTimeout == nil {
-		args.DecisionTimeout = &metav1.Duration{Duration: 10 * time.Second}
-	}
-	if args.InstructionNamespace == "" {
-		args.InstructionNamespace = broker.SystemNamespace
-	}
-	if args.AskAfter == nil {
-		args.AskAfter = &metav1.Duration{}
-	}
-	if args.GangTimeout == nil {
-		args.GangTimeout = &metav1.Duration{Duration: time.Minute}
-	}
+	args.Overflow = cmp.Or(args.Overflow, AfterPreemption)
+	args.BatchQuiet = cmp.Or(args.BatchQuiet, &metav1.Duration{Duration: 200 * time.Millisecond})
+	args.BatchLongest = cmp.Or(args.BatchLongest, &metav1.Duration{Duration: max(time.Second, args.BatchQuiet.Duration)})
+	args.DecisionTimeout = cmp.Or(args.DecisionTimeout, &metav1.Duration{Duration: 10 * time.Second})
+	args.InstructionNamespace = cmp.Or(args.InstructionNamespace, broker.SystemNamespace)
+	args.AskAfter = cmp.Or(args.AskAfter, &metav1.Duration{})
+	args.GangTimeout = cmp.Or(args.GangTimeout, &metav1.Duration{Duration: time.Minute})
 	return args, args.validate()
 }
 

@@ -203,13 +203,8 @@ func avoid(pod *corev1.Pod, options Options) []jsonpatch.Operation {
 	if pod.Spec.NodeName != "" || controller != nil && controller.Kind == "DaemonSet" || !toleratesOverflow(pod) {
 		return nil
 	}
-	affinity := pod.Spec.Affinity.DeepCopy()
-	if affinity == nil {
-		affinity = &corev1.Affinity{}
-	}
-	if affinity.NodeAffinity == nil {
-		affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
+	affinity := cmp.Or(pod.Spec.Affinity.DeepCopy(), &corev1.Affinity{})
+	affinity.NodeAffinity = cmp.Or(affinity.NodeAffinity, &corev1.NodeAffinity{})
 	required := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	if required == nil {
 		required = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}}

@@ -1,6 +1,7 @@
 package advertise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,12 +89,8 @@ type Connections interface {
 
 // New makes a Publisher, which advertises at once whenever the broker is connected.
 func New(communicator Broker, connections Connections, options Options) *Publisher {
-	if options.Debounce == 0 {
-		options.Debounce = 500 * time.Millisecond
-	}
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
+	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
+	options.Clock = cmp.Or[clock.Clock](options.Clock, clock.RealClock{})
 	p := &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 	connections.Subscribe(func(change transport.Change[protocol.ProviderView]) {
 		if change.Relisted {

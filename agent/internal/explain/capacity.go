@@ -128,10 +128,7 @@ func (w *walk) providers() {
 		return
 	}
 	scores := map[string]string{}
-	decision := w.status.Decision
-	if decision == nil {
-		decision = &broker.Decision{}
-	}
+	decision := cmp.Or(w.status.Decision, &broker.Decision{})
 	for _, s := range decision.Scores {
 		scores[s.Cluster] = s.Score
 	}

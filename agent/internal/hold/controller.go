@@ -150,21 +150,11 @@ func (r *Reconciler) of(name string) *consumer {
 // New makes a Reconciler that reads with c, which may be behind the API server, and
 // with live, which is not.
 func New(c client.Client, live client.Reader, recorder events.EventRecorder, provider peering.Provider, options Options) *Reconciler {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
-	if options.Writers == 0 {
-		options.Writers = 8
-	}
-	if options.ProofTimeout == 0 {
-		options.ProofTimeout = 20 * time.Second
-	}
-	if options.LeaveWithin == 0 {
-		options.LeaveWithin = 10 * time.Minute
-	}
-	if options.Debounce == 0 {
-		options.Debounce = time.Second
-	}
+	options.Clock = cmp.Or[clock.PassiveClock](options.Clock, clock.RealClock{})
+	options.Writers = cmp.Or(options.Writers, 8)
+	options.ProofTimeout = cmp.Or(options.ProofTimeout, 20*time.Second)
+	options.LeaveWithin = cmp.Or(options.LeaveWithin, 10*time.Minute)
+	options.Debounce = cmp.Or(options.Debounce, time.Second)
 	return &Reconciler{
 		Options: options, provider: provider, client: c, live: live, recorder: recorder,
 		enqueue: make(chan event.GenericEvent, 1024), changed: map[string]bool{}, moved: map[string]bool{},

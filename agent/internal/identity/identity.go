@@ -10,6 +10,7 @@ package identity
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -102,9 +103,7 @@ type credentials struct {
 
 // New returns a Keeper without an identity; Start obtains one.
 func New(options Options) *Keeper {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
+	options.Clock = cmp.Or[clock.Clock](options.Clock, clock.RealClock{})
 	return &Keeper{options: options, lastErr: errors.New("the agent is starting"), changed: make(chan struct{})}
 }
 

@@ -1,6 +1,7 @@
 package instruction
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -271,10 +272,7 @@ func annotateHeld(instruction *broker.ProviderInstruction, hold *broker.Hold) er
 	if hold.Promised.Empty() {
 		return nil
 	}
-	held := hold.Unconfirmed
-	if held == nil {
-		held = hold.Granted
-	}
+	held := cmp.Or(hold.Unconfirmed, hold.Granted)
 	if held == nil {
 		return nil
 	}

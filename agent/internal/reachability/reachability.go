@@ -5,6 +5,7 @@
 package reachability
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -158,10 +159,7 @@ func addressOf(endpoint string) string {
 	if err != nil || u.Hostname() == "" {
 		return ""
 	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
+	port := cmp.Or(u.Port(), "443")
 	return net.JoinHostPort(u.Hostname(), port)
 }
 

@@ -113,9 +113,7 @@ type report struct {
 // and with live, which is not. It renews the leases of what is in use; none where inUse is
 // nil.
 func New(c client.Client, live client.Reader, recorder clientevents.EventRecorder, inUse InUse, options Options) *Reconciler {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
+	options.Clock = cmp.Or[clock.PassiveClock](options.Clock, clock.RealClock{})
 	r := &Reconciler{
 		Options: options, inUse: inUse, client: c, live: live, recorder: recorder,
 		reports: map[string]report{}, renewed: map[string]time.Time{}, reportedUse: map[string]time.Time{},

@@ -1,6 +1,7 @@
 package virtualnode
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -97,9 +98,7 @@ type Reconciler struct {
 // New returns a Reconciler that reads with c, which may be behind the API server,
 // and with live, which is not.
 func New(c client.Client, live client.Reader, recorder events.EventRecorder, driver peering.Driver, options Options) *Reconciler {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
+	options.Clock = cmp.Or[clock.PassiveClock](options.Clock, clock.RealClock{})
 	if options.Asked == nil {
 		options.Asked = func(string) (peering.Peer, bool) { return peering.Peer{}, false }
 	}

@@ -100,9 +100,7 @@ type Authority struct {
 // ones, because only one of them can create a Secret. With Options.CertPath it reads that
 // directory instead.
 func New(ctx context.Context, options Options) (*Authority, error) {
-	if options.Clock == nil {
-		options.Clock = clock.RealClock{}
-	}
+	options.Clock = cmp.Or[clock.PassiveClock](options.Clock, clock.RealClock{})
 	options.ClientValidity = cmp.Or(options.ClientValidity, DefaultClientValidity)
 	a := &Authority{Options: options}
 	if options.CertPath != "" {

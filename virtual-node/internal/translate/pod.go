@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -122,10 +123,7 @@ func Pod(pod *corev1.Pod, namespace string, o Options) (guest *corev1.Pod, refs 
 
 // hostname returns the host name that the pod would have in the consumer.
 func hostname(pod *corev1.Pod) string {
-	name := pod.Spec.Hostname
-	if name == "" {
-		name = pod.Name
-	}
+	name := cmp.Or(pod.Spec.Hostname, pod.Name)
 	// As the kubelet does: no dots, and at most 63 characters.
 	name, _, _ = strings.Cut(name, ".")
 	if len(name) > maxName {

@@ -111,10 +111,7 @@ func Make(in Input) Plan {
 func (p *planner) placed() (waiting []int) {
 	for i, pod := range p.Guests.Guests {
 		written := p.Nominated(pod.UID)
-		node := pod.Status.NominatedNodeName
-		if node == "" {
-			node = written
-		}
+		node := cmp.Or(pod.Status.NominatedNodeName, written)
 		switch {
 		case pod.Spec.NodeName != "":
 			if inventory.Runs(p.Node(pod.Spec.NodeName)) {

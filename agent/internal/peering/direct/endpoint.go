@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -33,10 +34,7 @@ func (p *Provider) verifyEndpoint(ctx context.Context, ca []byte) error {
 	if err != nil {
 		return fmt.Errorf("endpoint %q is not a URL: %w", p.Endpoint, err)
 	}
-	port := endpoint.Port()
-	if port == "" {
-		port = "443"
-	}
+	port := cmp.Or(endpoint.Port(), "443")
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: endpoint.Hostname(), MinVersion: tls.VersionTLS12}}

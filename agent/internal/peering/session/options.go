@@ -54,9 +54,7 @@ func (o *Options) Complete() error {
 	if o.Enqueue == nil {
 		o.Enqueue = func(string) {}
 	}
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
+	o.Clock = cmp.Or[clock.PassiveClock](o.Clock, clock.RealClock{})
 	o.ResendAfter = cmp.Or(o.ResendAfter, 3*time.Second)
 	o.UnreachableAfter = cmp.Or(o.UnreachableAfter, 3*time.Minute)
 	return nil

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,12 +52,8 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	if handOver {
 		pod.SchedulingGates = []corev1.PodSchedulingGate{{Name: broker.GateHandOver}}
 	}
-	if pod.Affinity == nil {
-		pod.Affinity = &corev1.Affinity{}
-	}
-	if pod.Affinity.NodeAffinity == nil {
-		pod.Affinity.NodeAffinity = &corev1.NodeAffinity{}
-	}
+	pod.Affinity = cmp.Or(pod.Affinity, &corev1.Affinity{})
+	pod.Affinity.NodeAffinity = cmp.Or(pod.Affinity.NodeAffinity, &corev1.NodeAffinity{})
 	required := &pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	*required = guest.NodeAffinity(*required)
 	// Liqo leaves out only the one of its own taint.
