@@ -96,12 +96,7 @@ func Equal(a, b broker.HeldCapacity) bool {
 	if !apiequality.Semantic.DeepEqual(a.Totals.List(), b.Totals.List()) || a.Pods() != b.Pods() {
 		return false
 	}
-	for _, set := range a.PodSets {
-		if Count(b, set) != set.Count {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(a.PodSets, func(set broker.PodSet) bool { return Count(b, set) != set.Count })
 }
 
 // Count is the number of pods in c that have the name and shape of a set.

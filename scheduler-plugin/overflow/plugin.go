@@ -602,12 +602,9 @@ func (p *Plugin) victimsTerminating(pod *corev1.Pod) bool {
 	if err != nil {
 		return false
 	}
-	for _, info := range node.GetPods() {
-		if other := info.GetPod(); other.DeletionTimestamp != nil && corev1helpers.PodPriority(other) < corev1helpers.PodPriority(pod) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(node.GetPods(), func(other framework.PodInfo) bool {
+		return other.GetPod().DeletionTimestamp != nil && corev1helpers.PodPriority(other.GetPod()) < corev1helpers.PodPriority(pod)
+	})
 }
 
 // Reserve counts the pod on its node, and chooses the hold that it is charged to: one of

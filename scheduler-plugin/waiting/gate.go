@@ -398,11 +398,7 @@ func (g *Gate) TriedAt(uid types.UID) (at time.Time, known bool) {
 func (g *Gate) keys() []demand.Key {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	keys := make([]demand.Key, 0, len(g.byKey))
-	for key := range g.byKey {
-		keys = append(keys, key)
-	}
-	return keys
+	return slices.Collect(maps.Keys(g.byKey))
 }
 
 // Len returns how many pods the gate knows.

@@ -58,9 +58,7 @@ func Clusters(o *Observed, overflowed []corev1.Pod, hub *Observed) Table {
 		row.Free = less(own.Spec.Resources.Allocatable, own.Spec.Resources.Allocated)
 		rows[own.Spec.ClusterID] = &row
 	}
-	for provider, row := range providers(o, overflowed) {
-		rows[provider] = row
-	}
+	maps.Copy(rows, providers(o, overflowed))
 	if hub == nil {
 		hub = o
 	} else {

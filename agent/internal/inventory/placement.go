@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -45,12 +46,7 @@ func repelsGuests(pod *corev1.Pod) bool {
 	if pod.Spec.NodeName == "" || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
 		return false
 	}
-	for i := range pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
-		if termRepels(&pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution[i]) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution, func(t corev1.PodAffinityTerm) bool { return termRepels(&t) })
 }
 
 func termRepels(term *corev1.PodAffinityTerm) bool {

@@ -1,6 +1,8 @@
 package advertisement
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -80,25 +82,16 @@ func (r *Reports) follow(store *store.Store, cluster string) (changed bool) {
 	if known.says(ad) || known != nil && ad != nil && now.Before(known.due()) {
 		return false
 	}
-	next := &report{unreachable: map[string]time.Time{}}
-	var before []string
-	if known != nil {
-		next.spent = known.spent
-		for provider := range known.unreachable {
-			before = append(before, provider)
-		}
-	}
+	was := cmp.Or(known, &report{})
+	next := &report{unreachable: map[string]time.Time{}, spent: was.spent}
 	for _, provider := range unreachableOf(ad) {
-		since, reported := time.Time{}, false
-		if known != nil {
-			since, reported = known.unreachable[provider]
-		}
+		since, reported := was.unreachable[provider]
 		if !reported {
 			since = now
 		}
 		next.unreachable[provider] = since
 	}
-	names := heldWhereChanged(store, cluster, before, unreachableOf(ad))
+	names := heldWhereChanged(store, cluster, slices.Collect(maps.Keys(was.unreachable)), unreachableOf(ad))
 	for _, name := range names {
 		r.concerned[name] = true
 	}
@@ -145,10 +138,7 @@ func (r *Reports) Allow(cluster string, names func() []string) []string {
 func (r *Reports) Take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	names := make([]string, 0, len(r.concerned))
-	for name := range r.concerned {
-		names = append(names, name)
-	}
+	names := slices.Collect(maps.Keys(r.concerned))
 	clear(r.concerned)
 	return names
 }

@@ -8,6 +8,7 @@ import (
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -286,10 +287,7 @@ func (r *Reconciler) editStatus(ctx context.Context, name string, edit func(*bro
 // annotation, since the write that ends the tracking of fields cannot change the status.
 func (r *Reconciler) recordFirst(ctx context.Context, reservation *broker.Reservation, attempt broker.Attempt) error {
 	status := reservation.Status
-	if reservation.Annotations == nil {
-		reservation.Annotations = map[string]string{}
-	}
-	reservation.Annotations[broker.AnnotationFirstAttempt] = strings.Join(attempt.Clusters, ",")
+	metav1.SetMetaDataAnnotation(&reservation.ObjectMeta, broker.AnnotationFirstAttempt, strings.Join(attempt.Clusters, ","))
 	reservation.ManagedFields = commit.Untracked()
 	if err := r.hub.Client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("recording the first attempt: %w", err)

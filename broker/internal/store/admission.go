@@ -1,6 +1,9 @@
 package store
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // admissionTTL is the time after which a creation that the watch has not shown does not
 // count any more: the object was deleted before the watch saw it.
@@ -25,11 +28,7 @@ func (s *Store) Admit(requester, name string, limit, total int) Admission {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	pending := s.admitted[requester]
-	for other, at := range pending {
-		if now.Sub(at) >= admissionTTL {
-			delete(pending, other)
-		}
-	}
+	maps.DeleteFunc(pending, func(_ string, at time.Time) bool { return now.Sub(at) >= admissionTTL })
 	if _, again := pending[name]; !again {
 		own, all := len(s.byRequester[requester])+len(pending), len(s.reservations.known)
 		for _, of := range s.admitted {

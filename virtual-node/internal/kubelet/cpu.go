@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -95,11 +96,7 @@ func firstPeriod(s sample) time.Duration {
 func (c *cpuCounters) retain(containers map[container]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id := range c.counters {
-		if !containers[id] {
-			delete(c.counters, id)
-		}
-	}
+	maps.DeleteFunc(c.counters, func(id container, _ counter) bool { return !containers[id] })
 }
 
 // total returns the counter of all containers; its time is zero before the first

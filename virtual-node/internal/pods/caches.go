@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"k8s.io/client-go/informers"
@@ -31,12 +32,7 @@ type namespaceCache struct {
 func (c *namespaceCache) synced() bool { return allSynced(c.hasSynced) }
 
 func allSynced(hasSynced []cache.InformerSynced) bool {
-	for _, synced := range hasSynced {
-		if !synced() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(hasSynced, func(synced cache.InformerSynced) bool { return !synced() })
 }
 
 func newNamespaceCaches(client kubernetes.Interface, changed func(namespace string)) *namespaceCaches {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
@@ -93,17 +94,7 @@ func ParkedResources() corev1.ResourceList {
 
 // Equal reports whether two lists have equal amounts, where absent is zero.
 func Equal(a, b corev1.ResourceList) bool {
-	for name, amount := range a {
-		if other := b[name]; amount.Cmp(other) != 0 {
-			return false
-		}
-	}
-	for name, amount := range b {
-		if _, ok := a[name]; !ok && !amount.IsZero() {
-			return false
-		}
-	}
-	return true
+	return quota.Equals(quota.RemoveZeros(a), quota.RemoveZeros(b))
 }
 
 // NodePending describes why a provider's node, nil if it does not exist, is not yet

@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/liqotech/liqo/pkg/consts"
@@ -54,10 +55,7 @@ func names(subjects []rbacv1.Subject, role rbacv1.RoleRef, labels map[string]str
 	if labels[consts.RemoteClusterID] == name && strings.HasPrefix(role.Name, "liqo-") {
 		return false
 	}
-	for _, subject := range subjects {
-		if subject.Name == name && (subject.Kind == rbacv1.UserKind || subject.Kind == rbacv1.GroupKind) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(subjects, func(s rbacv1.Subject) bool {
+		return s.Name == name && (s.Kind == rbacv1.UserKind || s.Kind == rbacv1.GroupKind)
+	})
 }
