@@ -174,22 +174,28 @@ func build(t *testing.T, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// start runs a program with a kubeconfig until the end of the test. Ended receives
-// its error when it ends.
-func start(t *testing.T, program string, config *rest.Config, arguments ...string) (ended <-chan error) {
+// writeKubeconfig returns the path of a kubeconfig of an API server's admin.
+func writeKubeconfig(t *testing.T, config *rest.Config) string {
 	t.Helper()
-	dir := t.TempDir()
-	kubeconfig := filepath.Join(dir, "kubeconfig")
 	access := clientcmdapi.NewConfig()
 	access.Clusters["cluster"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
 	access.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}
 	access.Contexts["context"] = &clientcmdapi.Context{Cluster: "cluster", AuthInfo: "admin"}
 	access.CurrentContext = "context"
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	expect.NoError(t, clientcmd.WriteToFile(*access, kubeconfig))
+	return kubeconfig
+}
+
+// start runs a program with a kubeconfig until the end of the test. Ended receives
+// its error when it ends.
+func start(t *testing.T, program string, config *rest.Config, arguments ...string) (ended <-chan error) {
+	t.Helper()
+	dir := t.TempDir()
 	log, err := os.Create(filepath.Join(dir, "log"))
 	expect.NoError(t, err)
 	command := exec.Command(program, append([]string{"--namespace=default", "--metrics-bind-address=0"}, arguments...)...)
-	command.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	command.Env = append(os.Environ(), "KUBECONFIG="+writeKubeconfig(t, config))
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	expect.NoError(t, command.Start())

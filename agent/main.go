@@ -29,6 +29,8 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/identity"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
+	"github.com/spillway-dev/spillway/agent/internal/transport/kubernetes"
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
 	"github.com/spillway-dev/spillway/agent/program"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -36,6 +38,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/exposition"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/protocol/objects"
 )
 
 // leaseName is the Lease for the leader election of a cluster's agents.
@@ -130,19 +133,17 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	o.findEndpoint(ctx, live, mgr.GetConfig())
 	ctrl.Log.Info("Starting the agent", "clusterID", clusterID, "namespace", o.namespace, "peerFingerprint", fingerprint)
 
-	keeper := identity.New(identity.Options{
-		ClusterID: clusterID, CertPath: o.certPath,
-		Client: live, Namespace: o.namespace, BrokerURL: o.url, CAHash: o.caHash, TokenFile: o.tokenFile,
-		Report: warningRecorder(mgr, "Secret", o.namespace, identity.Secret, "IdentityUnavailable", "Join"), Log: ctrl.Log.WithName("identity"),
-	})
-	brokerClient := mtls.New(o.url, keeper, ctrl.Log.WithName("transport"))
+	communicator, err := connect(mgr, live, o, clusterID)
+	if err != nil {
+		return err
+	}
 	pins := sealing.NewPins(live, o.namespace, o.fingerprints)
 	if err := pins.Prepare(ctx); err != nil {
 		return err
 	}
-	messages := sealing.NewMessenger(clusterID, key, pins, brokerClient)
-	return errors.Join(mgr.AddReadyzCheck("identity", keeper.Check), mgr.Add(keeper), program.Add(ctx, mgr, program.Parts{
-		Namespace: o.namespace, InstructionNamespace: o.instructionNamespace, Broker: brokerClient,
+	messages := sealing.NewMessenger(clusterID, key, pins, communicator)
+	return program.Add(ctx, mgr, program.Parts{
+		Namespace: o.namespace, InstructionNamespace: o.instructionNamespace, Broker: communicator,
 		Driver: func(enqueueConsumer, enqueueProvider func(clusterID string)) (program.Driver, error) {
 			return newDriver(o, driverOptions{
 				client: live, config: mgr.GetConfig(), clusterID: clusterID, messenger: messages, enqueueConsumer: enqueueConsumer, enqueueProvider: enqueueProvider,
@@ -159,7 +160,28 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, LeaveWithin: o.leaveWithin, Priority: o.priority,
 		SchedulerName: o.schedulerName, OwnerKinds: o.ownerKinds, FinishedPodRetention: o.finishedPodRetention,
 		ReleaseGrace: o.releaseGrace, ProviderLostAfter: o.providerLostAfter, PeeringIdleTime: o.peeringIdleTime, Clock: clock.RealClock{},
-	}))
+	})
+}
+
+// connect returns the connection to the broker, by the transport that is set.
+func connect(mgr ctrl.Manager, live client.Client, o options, clusterID string) (transport.BrokerCommunicator, error) {
+	logger := ctrl.Log.WithName("transport")
+	if o.transport == transportKubernetes {
+		hub, namespace, err := kubernetes.Access(o.brokerKubeconfig)
+		if err != nil {
+			return nil, err
+		}
+		if namespace = cmp.Or(o.brokerNamespace, namespace); namespace != objects.Namespace(clusterID) {
+			return nil, fmt.Errorf("namespace %s of the hub is not that of cluster %s, which is %s: set --cluster-id, or have the kubeconfig made for this cluster", namespace, clusterID, objects.Namespace(clusterID))
+		}
+		return kubernetes.New(hub, namespace, clusterID, logger)
+	}
+	keeper := identity.New(identity.Options{
+		ClusterID: clusterID, CertPath: o.certPath,
+		Client: live, Namespace: o.namespace, BrokerURL: o.url, CAHash: o.caHash, TokenFile: o.tokenFile,
+		Report: warningRecorder(mgr, "Secret", o.namespace, identity.Secret, "IdentityUnavailable", "Join"), Log: ctrl.Log.WithName("identity"),
+	})
+	return mtls.New(o.url, keeper, o.pollInterval, logger), errors.Join(mgr.AddReadyzCheck("identity", keeper.Check), mgr.Add(keeper))
 }
 
 // ensureNamespaces creates the namespaces of an agent that is run by hand: the chart's has them, and

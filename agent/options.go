@@ -32,8 +32,13 @@ const schedulerNone = "none"
 // guestsWebhookPort is where the webhook for guests is served.
 const guestsWebhookPort = 9443
 
+// The values of --broker-transport.
+const transportHTTP, transportKubernetes = "http", "kubernetes"
+
 type options struct {
 	transport, url, certPath, caHash, tokenFile string
+	pollInterval                                time.Duration
+	brokerKubeconfig, brokerNamespace           string
 
 	clusterID, clusterName string
 	namespace              string
@@ -113,12 +118,7 @@ func parse(arguments []string) (options, error) {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
 	}
 
-	flags.StringVar(&o.transport, "broker-transport", "", `Transport to the broker: "http", or empty to leave the agent idle.`)
-	flags.StringVar(&o.url, "broker-url", "", "URL of the broker, https://<host>[:<port>].")
-	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program creates and renews. If empty, the agent joins the broker and renews its certificate itself.")
-	flags.StringVar(&o.caHash, "broker-ca-hash", "", "Hash of the public key of the broker's CA, sha256:<hex>. Required for joining.")
-	flags.StringVar(&o.tokenFile, "join-token-file", "", "File with the join token. Required for joining.")
-
+	brokerFlags(flags, &o)
 	flags.StringVar(&o.clusterID, "cluster-id", "", "ID of this cluster. Defaults to the common name of the certificate in --broker-cert-path, or else to the UID of namespace kube-system.")
 	flags.StringVar(&o.clusterName, "cluster-name", "", "Display name of this cluster. Defaults to the cluster ID.")
 	flags.StringVar(&o.namespace, "namespace", defaultNamespace(), "Namespace of the agent's Secrets and Lease. Defaults to $POD_NAMESPACE, or else to the namespace of the agent's pod.")
@@ -207,6 +207,9 @@ func parse(arguments []string) (options, error) {
 
 // complete sets what depends on several flags, and what a flag's value stands for.
 func (o *options) complete() {
+	if o.transport == "" && o.brokerKubeconfig != "" {
+		o.transport = transportKubernetes
+	}
 	o.instructionNamespace = cmp.Or(o.instructionNamespace, o.advertisementNamespace)
 	o.virtualNodeNamespace = cmp.Or(o.virtualNodeNamespace, o.namespace)
 	if !o.lending.Enabled {
@@ -215,6 +218,18 @@ func (o *options) complete() {
 	if o.schedulerName == schedulerNone {
 		o.schedulerName = ""
 	}
+}
+
+// brokerFlags defines how the broker is reached.
+func brokerFlags(flags *flag.FlagSet, o *options) {
+	flags.StringVar(&o.transport, "broker-transport", "", `Transport to the broker: "http", its REST interface, "kubernetes", a namespace of the hub, or empty to leave the agent idle. Defaults to kubernetes if --broker-kubeconfig is set.`)
+	flags.StringVar(&o.url, "broker-url", "", "URL of the broker, https://<host>[:<port>].")
+	flags.StringVar(&o.certPath, "broker-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program creates and renews. If empty, the agent joins the broker and renews its certificate itself.")
+	flags.StringVar(&o.caHash, "broker-ca-hash", "", "Hash of the public key of the broker's CA, sha256:<hex>. Required for joining.")
+	flags.StringVar(&o.tokenFile, "join-token-file", "", "File with the join token. Required for joining.")
+	flags.StringVar(&o.brokerKubeconfig, "broker-kubeconfig", "", "Transport kubernetes: kubeconfig of the hub, as spillway-broker kubeconfig prints it. It is read again when its token is renewed.")
+	flags.StringVar(&o.brokerNamespace, "broker-namespace", "", "Transport kubernetes: namespace of this cluster in the hub. Defaults to that of the kubeconfig.")
+	flags.DurationVar(&o.pollInterval, "broker-poll-interval", protocol.DefaultPollInterval, fmt.Sprintf("Interval at which the broker is asked for news where something on the way cuts the agent's streams again and again, from %s to %s.", protocol.MinPollInterval, protocol.MaxPollInterval))
 }
 
 // driverFlags defines what the drivers need, and what limits guests.
@@ -246,12 +261,14 @@ func (o *options) validate(rest []string) error {
 	switch {
 	case len(rest) > 0:
 		return fmt.Errorf("unexpected argument %q", rest[0])
-	case o.transport == "kubernetes":
-		return errors.New("--broker-transport=kubernetes is not supported: use http")
-	case o.transport != "" && o.transport != "http":
-		return fmt.Errorf("--broker-transport=%s is unknown: use http or leave it empty", o.transport)
-	case o.transport == "http" && o.url == "":
+	case o.transport != "" && o.transport != transportHTTP && o.transport != transportKubernetes:
+		return fmt.Errorf("--broker-transport=%s is unknown: use http or kubernetes, or leave it empty", o.transport)
+	case o.transport == transportKubernetes && o.brokerKubeconfig == "":
+		return errors.New("--broker-transport=kubernetes requires --broker-kubeconfig")
+	case o.transport == transportHTTP && o.url == "":
 		return errors.New("--broker-transport=http requires --broker-url")
+	case o.pollInterval < protocol.MinPollInterval || o.pollInterval > protocol.MaxPollInterval:
+		return fmt.Errorf("--broker-poll-interval=%s must be from %s to %s: a provider has to answer within the broker's proofDeadline", o.pollInterval, protocol.MinPollInterval, protocol.MaxPollInterval)
 	case o.driver != driverLiqo && o.driver != driverDirect:
 		return fmt.Errorf("--driver=%s is unknown: use liqo or direct", o.driver)
 	case o.driver == driverDirect && o.directTokenTTL < direct.MinTokenTTL:

@@ -16,12 +16,14 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
+	"github.com/spillway-dev/spillway/broker/internal/tenant"
 )
 
 // commands are run instead of the broker. The hub is where its API server is.
 var commands = map[string]func(ctx context.Context, hub func() (*rest.Config, error), arguments []string, out io.Writer) error{
-	"invite":    invite,
-	"rotate-ca": rotateCA,
+	"invite":     invite,
+	"kubeconfig": kubeconfig,
+	"rotate-ca":  rotateCA,
 }
 
 // invite creates an invitation for a cluster, and prints its token, which is kept nowhere else.
@@ -44,6 +46,36 @@ func invite(ctx context.Context, hub func() (*rest.Config, error), arguments []s
 	}
 	fmt.Fprintln(out, token)
 	return nil
+}
+
+// kubeconfig approves a cluster, and prints access to its namespace.
+func kubeconfig(ctx context.Context, hub func() (*rest.Config, error), arguments []string, out io.Writer) error {
+	flags, namespace := commandFlags("kubeconfig [flags] <cluster ID>")
+	ttl := flags.Duration("ttl", 30*24*time.Hour, "Time after which the access ends; the API server may shorten it.")
+	server := flags.String("server", "", "URL at which the agent reaches the API server of the hub. Defaults to the one that this command uses.")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 || *ttl < 10*time.Minute {
+		return errors.New("name one cluster ID, after the flags, and a --ttl of 10m or more: spillway-broker kubeconfig --server=https://HUB:6443 rome")
+	}
+	c, err := clientOf(hub)
+	if err != nil {
+		return err
+	}
+	config, err := hub()
+	if err != nil {
+		return err
+	}
+	if err := tenant.Approve(ctx, c, *namespace, flags.Arg(0)); err != nil {
+		return err
+	}
+	access, err := tenant.Kubeconfig(ctx, c, config, *server, flags.Arg(0), *ttl)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(access)
+	return err
 }
 
 // rotateCA replaces the CA that signs certificates.

@@ -28,6 +28,9 @@ import (
 // lease runs from when the standby has seen it renewed.
 const leaseDuration, renewDeadline, retryPeriod = 3 * time.Second, 2500 * time.Millisecond, 300 * time.Millisecond
 
+// The values of --broker-interface.
+const interfaceHTTP, interfaceKubernetes = "http", "kubernetes"
+
 type options struct {
 	program.Options
 	names     list
@@ -62,7 +65,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.CertPath, "tls-cert-path", "", "Directory with tls.crt, tls.key and ca.crt, which another program (such as cert-manager) creates and renews. If set, the broker issues no certificates: it serves with that one, and the common name of a client certificate of that CA is a cluster's ID.")
 	flags.StringVar(&o.Page, "page-bind-address", "0", "Bind address of the page for people, such as 127.0.0.1:8444, which kubectl port-forward reaches. At any other address than a loopback one, it is served with TLS. 0 disables it.")
 	flags.StringVar(&o.PageCertPath, "page-cert-path", "", "Directory with tls.crt and tls.key for the page, which another program creates and renews. If empty, the page has the certificate of the REST API.")
-	flags.StringVar(&o.transport, "broker-interface", "http", "Interface for agents. Only http is supported.")
+	flags.StringVar(&o.transport, "broker-interface", interfaceHTTP, "Interface for agents: http, the REST interface, or kubernetes, with which each cluster that an operator has approved has a namespace in the hub besides.")
 	flags.StringVar(&o.Metrics, "metrics-bind-address", ":8080", "Bind address of the metrics endpoint. 0 disables it.")
 	flags.BoolVar(&o.MetricsSecure, "metrics-secure", false, exposition.Secure)
 	flags.StringVar(&o.Probes, "health-probe-bind-address", ":8081", "Bind address of the health probe endpoint. 0 disables it.")
@@ -88,9 +91,10 @@ func parse(arguments []string) (options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	if o.transport != "http" {
-		return o, fmt.Errorf("--broker-interface=%s is not supported: use http", o.transport)
+	if o.transport != interfaceHTTP && o.transport != interfaceKubernetes {
+		return o, fmt.Errorf("--broker-interface=%s is not supported: use http or kubernetes", o.transport)
 	}
+	o.Namespaces = o.transport == interfaceKubernetes
 	if o.ClientValidity < 10*time.Minute {
 		return o, fmt.Errorf("--client-certificate-duration=%s is too short: set 10m or more", o.ClientValidity)
 	}

@@ -31,7 +31,7 @@ func TestFlags(t *testing.T) {
 	if o.Namespace != "hub" || !slices.Equal(o.names, []string{"a.test", "192.0.2.1", "b.test"}) {
 		t.Fatalf("got %+v", o)
 	}
-	for _, arguments := range [][]string{{"--broker-interface=kubernetes"}, {"something"}} {
+	for _, arguments := range [][]string{{"--broker-interface=pigeon"}, {"something"}} {
 		if _, err := parse(arguments); err == nil {
 			t.Errorf("%v was accepted", arguments)
 		}

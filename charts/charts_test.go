@@ -62,6 +62,7 @@ var everything = map[string][]string{
 		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
 		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "logLevel=1",
 		"page.enabled=true", "page.expose=true", "page.tlsSecret=page-tls",
+		"kubernetesTransport.enabled=true",
 	},
 	"agent": append(slices.Clone(needed),
 		"clusterName=Rome", "apiServer.endpoint=https://192.0.2.2:6443", "region=it", "zone=it-1",
@@ -73,6 +74,9 @@ var everything = map[string][]string{
 		"imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "liqo.podCIDRs={10.1.0.0/16}", "logLevel=1",
 	),
 }
+
+// throughTheHub are the required values of the agent's chart with transport kubernetes.
+var throughTheHub = []string{"clusterID=rome", "broker.transport=kubernetes", "broker.kubeconfigSecret=hub"}
 
 // withDirect sets all values of the agent's chart for driver direct.
 var withDirect = append(slices.Clone(everything["agent"]),
@@ -181,6 +185,7 @@ func eachChart(t *testing.T, test func(t *testing.T, objects []unstructured.Unst
 		{"broker", "everything", everything["broker"]},
 		{"agent", "minimal", needed},
 		{"agent", "everything", everything["agent"]},
+		{"agent", "transport kubernetes", throughTheHub},
 		{"agent", "direct/minimal", append(slices.Clone(needed), "driver=direct")},
 		{"agent", "direct/everything", withDirect},
 		{"agent", "the only scheduler", append(slices.Clone(needed), "scheduler.mode=only")},
@@ -221,6 +226,10 @@ func TestMistakesAreRejected(t *testing.T) {
 		"an ID that no cluster has":    {"broker", []string{"config.joining.allowed={Rome}"}, "/config/joining/allowed"},
 		"two certificates, agent":      {"agent", append(slices.Clone(withoutJoining), "join.existingCertificate=mine", "join.certManager.enabled=true"), "set one of them"},
 		"no issuer":                    {"agent", append(slices.Clone(withoutJoining), "join.certManager.enabled=true"), "join.certManager.issuerRef.name is required"},
+		"an unknown transport":         {"agent", append(slices.Clone(needed), "broker.transport=pigeon"), "/broker/transport"},
+		"no kubeconfig":                {"agent", throughTheHub[:2], "broker.kubeconfigSecret is required"},
+		"a kubeconfig and a token":     {"agent", append(slices.Clone(throughTheHub), "join.token=secret"), "join.* is for broker.transport=http"},
+		"polling too seldom":           {"agent", append(slices.Clone(needed), "broker.pollInterval=30s"), "/broker/pollInterval"},
 		"two tokens":                   {"agent", append(slices.Clone(needed), "join.existingSecret=mine"), "set one of them"},
 		"an unknown driver":            {"agent", append(slices.Clone(needed), "driver=magic"), "/driver"},
 		"unknown key in direct":        {"agent", append(slices.Clone(needed), "driver=direct", "direct.tokenTTLs=1h"), "tokenTTLs"},

@@ -2,11 +2,13 @@ package charts_test
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -45,6 +47,10 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 	t.Run("virtual nodes", func(t *testing.T) { testVirtualNodePolicies(t, admin, config) })
 	t.Run("broker", func(t *testing.T) {
 		broker := as(t, config, "spillway-broker")
+		expect.NoError(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("spillway-cluster-oslo")}))
+		eventuallyForbidden(t, "creation of a namespace that is not for a cluster", func() error {
+			return broker.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("other")}, client.DryRunAll)
+		})
 		runSteps(t, []step{
 			{"creating the CA", func() error {
 				return broker.Create(t.Context(), &corev1.Secret{ObjectMeta: within(namespace, "spillway-broker-ca")})
@@ -52,6 +58,20 @@ func TestInstalledOnARealAPIServer(t *testing.T) {
 			{"reading the CA", readSecret(t, broker, namespace, "spillway-broker-ca"), true},
 			{"reading another Secret of its namespace", readSecret(t, broker, namespace, "private"), false},
 			{"listing nodes", func() error { return broker.List(t.Context(), &corev1.NodeList{}) }, false},
+			{"deleting a namespace that is not for a cluster", func() error { return broker.Delete(t.Context(), &corev1.Namespace{ObjectMeta: named("shop")}) }, false},
+			{"creating a ServiceAccount that is not for a cluster", func() error {
+				return broker.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: within("shop", "spillway-tenant")})
+			}, false},
+			{"creating a token that is not for a cluster", func() error {
+				account := &corev1.ServiceAccount{ObjectMeta: within("shop", "spillway-tenant")}
+				return errors.Join(client.IgnoreAlreadyExists(admin.Create(t.Context(), account)), broker.SubResource("token").Create(t.Context(), account, &authenticationv1.TokenRequest{}))
+			}, false},
+			{"creating the namespace of a cluster", func() error {
+				return broker.Create(t.Context(), &corev1.Namespace{ObjectMeta: named("spillway-cluster-rome")}, client.DryRunAll)
+			}, true},
+			{"giving more than it has", func() error {
+				return broker.Create(t.Context(), &rbacv1.Role{ObjectMeta: within("spillway-cluster-oslo", "more"), Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"create"}}}})
+			}, false},
 		})
 	})
 	t.Run("an upgrade keeps the webhook's certificate", func(t *testing.T) {

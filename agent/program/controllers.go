@@ -41,14 +41,6 @@ const (
 	podStartTimeout = time.Minute
 )
 
-// Broker is the agent's connection to the broker.
-type Broker interface {
-	transport.Watcher
-	reservation.Broker
-	instruction.Broker
-	advertise.Broker
-}
-
 // Controller is a part of the agent that sets itself up with a manager.
 type Controller interface {
 	SetupWithManager(mgr ctrl.Manager) error
@@ -69,7 +61,7 @@ type Driver struct {
 type Parts struct {
 	// Namespace of the agent's own objects, and of the instructions.
 	Namespace, InstructionNamespace string
-	Broker                          Broker
+	Broker                          transport.BrokerCommunicator
 	// Driver makes the driver. With enqueueConsumer and enqueueProvider it has a cluster's peering
 	// with this one reconciled as the consumer and as the provider.
 	Driver func(enqueueConsumer, enqueueProvider func(clusterID string)) (Driver, error)

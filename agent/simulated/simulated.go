@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/program"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -42,7 +43,7 @@ type Options struct {
 	ClusterID, Namespace string
 	// Endpoint of the API server; that of no server where empty.
 	Endpoint string
-	Broker   program.Broker
+	Broker   transport.BrokerCommunicator
 	Grants   *Grants
 	Clock    clock.WithTicker
 	// Interval of the advertisements.

@@ -1,6 +1,7 @@
 package program
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/spillway-dev/spillway/broker/events"
@@ -15,8 +17,10 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/advertisement"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
 	"github.com/spillway-dev/spillway/broker/internal/leadership"
+	"github.com/spillway-dev/spillway/broker/internal/mailbox"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/internal/server"
+	"github.com/spillway-dev/spillway/broker/internal/tenant"
 	"github.com/spillway-dev/spillway/broker/undecoded"
 )
 
@@ -40,6 +44,9 @@ type Parts struct {
 	Clock     clock.WithTicker
 	// Workers is the number of concurrent reconciles of each controller.
 	Workers int
+	// Namespaces has each approved cluster get a namespace, through which its agent may use the
+	// broker instead of the REST interface.
+	Namespaces bool
 	// undecoded are the objects that the manager's cache cannot decode; nil for none.
 	undecoded *undecoded.Objects
 	Log       logr.Logger
@@ -77,5 +84,23 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("setting up the server: %w", err)
 	}
-	return rest, nil
+	if p.Namespaces {
+		err = addNamespaces(mgr, p, rest)
+	}
+	return rest, err
+}
+
+// addNamespaces adds the namespaces of clusters, and what serves them there.
+func addNamespaces(mgr manager.Manager, p Parts, rest *server.Server) error {
+	live, err := client.New(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper()})
+	if err != nil {
+		return fmt.Errorf("creating a client of the clusters' namespaces: %w", err)
+	}
+	tenants := &tenant.Tenants{Client: mgr.GetClient(), Live: live, Namespace: p.Namespace}
+	return errors.Join(tenants.SetupWithManager(mgr), mailbox.New(mgr, mailbox.Options{
+		Handler: rest.Handler(), Clock: p.Clock, Log: p.Log.WithName("namespaces"),
+		As: func(ctx context.Context, cluster string) context.Context {
+			return server.As(ctx, server.Insider{Cluster: cluster, Admitted: func(ctx context.Context) error { return tenants.Admitted(ctx, cluster) }})
+		},
+	}))
 }

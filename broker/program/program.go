@@ -59,7 +59,9 @@ type Options struct {
 	// than that of this machine itself, it is served with TLS: with the certificate in PageCertPath
 	// or, if that is empty, the broker's.
 	Page, PageCertPath string
-	LeaderElect        bool
+	// Namespaces is as in Parts.
+	Namespaces  bool
+	LeaderElect bool
 	// Lease, RenewDeadline and RetryPeriod are of the leader election, CatchUp is the
 	// deadline of a new leader's caches.
 	Lease, RenewDeadline, RetryPeriod, CatchUp time.Duration
@@ -115,7 +117,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	}
 	https, err := Add(mgr, Parts{
 		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{}, Workers: workers,
-		undecoded: objects, Log: ctrl.Log.WithName("server"),
+		Namespaces: o.Namespaces, undecoded: objects, Log: ctrl.Log.WithName("server"),
 	})
 	if err != nil {
 		return nil, err

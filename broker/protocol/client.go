@@ -47,6 +47,10 @@ type Client struct {
 	log       logr.Logger
 	heartbeat time.Duration
 	backoff   time.Duration
+
+	// PollInterval is that of a Watch whose streams something on the way cuts again and again.
+	PollInterval                  time.Duration
+	briefStream, streamAgainAfter time.Duration
 }
 
 // NewClient returns a client of the broker at baseURL (https://host:port). config has
@@ -62,6 +66,8 @@ func NewClient(baseURL string, config *tls.Config, log logr.Logger) (*Client, er
 		log:       log,
 		heartbeat: HeartbeatSeconds * time.Second,
 		backoff:   200 * time.Millisecond,
+
+		PollInterval: DefaultPollInterval, briefStream: briefStream, streamAgainAfter: streamAgainAfter,
 	}, nil
 }
 
@@ -260,7 +266,7 @@ func retryAfter(err error) time.Duration {
 func (c *Client) once(ctx context.Context, method, path string, query url.Values, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	response, err := c.send(ctx, method, path, query, body)
+	response, err := c.send(ctx, method, path, query, body, "")
 	if err != nil {
 		return err
 	}
@@ -277,8 +283,9 @@ func (c *Client) once(ctx context.Context, method, path string, query url.Values
 	return nil
 }
 
-// send sends a request and returns a response with status 2xx, or an error.
-func (c *Client) send(ctx context.Context, method, path string, query url.Values, body []byte) (*http.Response, error) {
+// send sends a request and returns a response with status 2xx, or an error. With an etag, the
+// status is 304 if the response would have the same one.
+func (c *Client) send(ctx context.Context, method, path string, query url.Values, body []byte, etag string) (*http.Response, error) {
 	target := c.base + path
 	if len(query) > 0 {
 		target += "?" + query.Encode()
@@ -295,11 +302,14 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 		request.Header.Set("Content-Type", "application/json")
 	}
 	request.Header.Set(HeaderVersion, Version)
+	if etag != "" {
+		request.Header.Set("If-None-Match", etag)
+	}
 	response, err := c.calls.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("calling the broker: %w", err)
 	}
-	if response.StatusCode/100 != 2 {
+	if response.StatusCode/100 != 2 && (etag == "" || response.StatusCode != http.StatusNotModified) {
 		defer response.Body.Close()
 		return nil, readError(response)
 	}
@@ -324,18 +334,32 @@ func readError(response *http.Response) error {
 }
 
 // Watch streams the reservations of a role, or relayed messages with role "". It
-// reconnects with backoff; each connection begins with a Relist. It blocks until ctx
+// reconnects with backoff; each connection begins with a Relist. While streams are cut again
+// and again soon after they began, it lists at PollInterval instead. It blocks until ctx
 // ends. handle is called from one goroutine, and not for heartbeats.
 func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 	log := c.log.WithValues("stream", streamName(role))
-	lostAt := time.Now()
+	lostAt, brief := time.Now(), 0
 	for {
+		began := time.Now()
 		listed, err := c.stream(ctx, role, handle)
 		if ctx.Err() != nil {
 			return
 		}
 		if listed {
 			lostAt = time.Now()
+			if brief++; lostAt.Sub(began) >= c.briefStream {
+				brief = 0
+			}
+		}
+		if brief >= maxBriefStreams {
+			log.Info("Watch streams are cut soon after they begin; polling", "interval", c.PollInterval, "streamAgainAfter", c.streamAgainAfter, "reason", err.Error())
+			c.poll(ctx, role, handle)
+			if ctx.Err() != nil {
+				return
+			}
+			brief = maxBriefStreams - 1
+			continue
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
 		if !sleep(ctx, min(retryAfter(err), maxBackoff)+c.reconnectAfter(time.Since(lostAt))) {
@@ -370,7 +394,7 @@ func (c *Client) stream(ctx context.Context, role Role, handle func(Event)) (lis
 		path, query = PathReservations, role.query()
 	}
 	query.Set("watch", "true")
-	response, err := c.send(ctx, http.MethodGet, path, query, nil)
+	response, err := c.send(ctx, http.MethodGet, path, query, nil, "")
 	if err != nil {
 		return false, cause(ctx, err)
 	}

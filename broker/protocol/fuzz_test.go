@@ -49,6 +49,14 @@ func FuzzResponses(f *testing.F) {
 		if err := refused.once(t.Context(), http.MethodGet, PathReservations, nil, nil, nil); err == nil {
 			t.Fatal("a refusal is a success")
 		}
+		for _, role := range []Role{RoleRequester, RoleProvider, ""} {
+			list := polled{role: role}
+			first, err := list.read(body)
+			if err == nil && (len(first) != 1 || first[0].Type != EventRelist) {
+				t.Fatalf("the first list is %+v", first)
+			}
+			_, _ = list.read(body)
+		}
 		listed := false
 		_, err := ok.stream(t.Context(), RoleRequester, func(event Event) {
 			switch event.Type {

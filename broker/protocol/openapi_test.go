@@ -50,7 +50,7 @@ var operations = []operation{
 	{method: http.MethodGet, path: PathAdvertisements + "/{id}", summary: "Get the advertisement of a cluster.", response: []any{AdvertisementView{}}},
 	{method: http.MethodPost, path: PathReservations, summary: "Create a reservation, or update its amounts: requests with the same sourceUID are for the same reservation.",
 		body: []any{ReservationRequest{}}, response: []any{ConsumerView{}}, refusals: map[int]string{http.StatusConflict: "The reservation is being released, or something other than its amounts would change."}},
-	{method: http.MethodGet, path: PathReservations, query: []string{"role", "watch"}, summary: "List the caller's reservations (as requester) or the holds on it (as provider), or both without a role. With a role and watch=true a stream (application/x-ndjson) of Event, one per line, beginning with a Relist.",
+	{method: http.MethodGet, path: PathReservations, query: []string{"role", "watch"}, summary: "List the caller's reservations (as requester) or the holds on it (as provider), or both without a role. With a role and watch=true a stream (application/x-ndjson) of Event, one per line, beginning with a Relist. A list has an ETag: with it as If-None-Match, the response to the same list is 304, without a body.",
 		response: []any{ConsumerList{}, ProviderList{}, ReservationList{}, Event{}}},
 	{method: http.MethodGet, path: PathReservations + "/{id}", query: []string{"role!"}, summary: "Get one of the caller's reservations (as requester) or a hold on it (as provider).", response: []any{ConsumerView{}, ProviderView{}}},
 	{method: http.MethodGet, path: PathReservations + "/{id}/decision", summary: "Explain for one of the caller's reservations why each cluster that lends to the caller is not chosen now.", response: []any{DecisionView{}},
@@ -62,7 +62,7 @@ var operations = []operation{
 		body: []any{Renewal{}}},
 	{method: http.MethodPost, path: PathRelay, summary: "Send a sealed message to another cluster. It is kept in memory for a limited time; delivery is not guaranteed.",
 		body: []any{RelayMessage{}}, accepted: true, refusals: map[int]string{http.StatusTooManyRequests: "The receiver's mailbox is full, or the caller exceeds its rate."}},
-	{method: http.MethodGet, path: PathRelay, query: []string{"watch!"}, summary: "Stream (application/x-ndjson) the messages to the caller as Event, one per line.", response: []any{Event{}}},
+	{method: http.MethodGet, path: PathRelay, query: []string{"watch"}, summary: "Take the messages to the caller. With watch=true a stream (application/x-ndjson) of them as Event, one per line.", response: []any{RelayList{}, Event{}}},
 }
 
 // TestOpenAPI compares the document with the wire types.

@@ -30,8 +30,8 @@ const (
 	// /{id}/renew?role=requester a Renewal, which apply only to the Reservation of their
 	// reservationUID.
 	PathReservations = "/api/v1/reservations"
-	// PathRelay: POST RelayMessage sends a sealed message to another cluster; GET
-	// ?watch=true streams the messages to the caller.
+	// PathRelay: POST RelayMessage sends a sealed message to another cluster; GET → RelayList
+	// takes the messages to the caller, with ?watch=true a stream of them.
 	PathRelay = "/api/v1/relay"
 	// PathHealthz and PathReadyz need no certificate.
 	PathHealthz = "/healthz"

@@ -40,3 +40,9 @@ type ReservationList struct {
 type ProviderList struct {
 	Items []ProviderView `json:"items"`
 }
+
+// RelayList is the response to GET on PathRelay: the messages to the caller, which the broker
+// keeps no longer.
+type RelayList struct {
+	Items []RelayMessage `json:"items"`
+}

@@ -183,7 +183,7 @@ func (r *response) Write(data []byte) (int, error)   { return r.body.Write(data)
 func (r *response) SetReadDeadline(time.Time) error  { return nil }
 func (r *response) SetWriteDeadline(time.Time) error { return nil }
 
-// PublishAdvertisement implements program.Broker.
+// PublishAdvertisement implements transport.BrokerCommunicator.
 func (c *connection) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
 	var response protocol.AdvertisementResponse
 	err := c.call(ctx, http.MethodPost, protocol.PathAdvertisements, spec, &response)
@@ -193,20 +193,20 @@ func (c *connection) PublishAdvertisement(ctx context.Context, spec broker.Clust
 	return err
 }
 
-// Beat implements program.Broker.
+// Beat implements transport.BrokerCommunicator.
 func (c *connection) Beat(ctx context.Context, beat protocol.Beat) (known bool, err error) {
 	var response protocol.BeatResponse
 	err = c.call(ctx, http.MethodPost, protocol.PathBeat, beat, &response)
 	return response.Known, err
 }
 
-// PutReservation implements program.Broker.
+// PutReservation implements transport.BrokerCommunicator.
 func (c *connection) PutReservation(ctx context.Context, request protocol.ReservationRequest) (view protocol.ConsumerView, err error) {
 	err = c.call(ctx, http.MethodPost, protocol.PathReservations, request, &view)
 	return view, err
 }
 
-// DeleteReservation implements program.Broker.
+// DeleteReservation implements transport.BrokerCommunicator.
 func (c *connection) DeleteReservation(ctx context.Context, id string) error {
 	err := c.call(ctx, http.MethodDelete, protocol.PathReservations+"/"+id, nil, nil)
 	if protocol.HasCode(err, protocol.CodeNotFound) {
@@ -215,19 +215,24 @@ func (c *connection) DeleteReservation(ctx context.Context, id string) error {
 	return err
 }
 
-// AckProvider implements program.Broker.
+// AckProvider implements transport.BrokerCommunicator.
 func (c *connection) AckProvider(ctx context.Context, id string, ack protocol.ProviderAck) error {
 	return c.call(ctx, http.MethodPost, protocol.PathReservations+"/"+id+"/ack?role=provider", ack, nil)
 }
 
-// AckRequester implements program.Broker.
+// AckRequester implements transport.BrokerCommunicator.
 func (c *connection) AckRequester(ctx context.Context, id string, ack protocol.RequesterAck) error {
 	return c.call(ctx, http.MethodPost, protocol.PathReservations+"/"+id+"/ack?role=requester", ack, nil)
 }
 
-// Renew implements program.Broker.
+// Renew implements transport.BrokerCommunicator.
 func (c *connection) Renew(ctx context.Context, id string, uid types.UID) error {
 	return c.call(ctx, http.MethodPost, protocol.PathReservations+"/"+id+"/renew?role=requester", protocol.Renewal{ReservationUID: uid}, nil)
+}
+
+// Relay implements transport.BrokerCommunicator. The driver of the simulation sends no messages.
+func (c *connection) Relay(ctx context.Context, message protocol.RelayMessage) error {
+	return c.call(ctx, http.MethodPost, protocol.PathRelay, message, nil)
 }
 
 // stream is an open watch stream. The broker writes lines, the scheduler delivers them.
@@ -250,7 +255,7 @@ type stream struct {
 	heard time.Time
 }
 
-// Watch implements program.Broker.
+// Watch implements transport.BrokerCommunicator.
 func (c *connection) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
 	for ctx.Err() == nil {
 		outcome := c.world.gate.Enter(c.program, "open stream "+string(role), false)

@@ -30,6 +30,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
+	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/program"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
@@ -185,17 +186,17 @@ func (p *provider) startAgent(ctx context.Context, config *rest.Config, placehol
 }
 
 // offline is a connection on which nothing arrives: only advertisements are sent.
-type offline struct{ program.Broker }
+type offline struct{ transport.BrokerCommunicator }
 
-// Watch implements program.Broker.
+// Watch implements transport.BrokerCommunicator.
 func (offline) Watch(ctx context.Context, _ protocol.Role, _ func(protocol.Event)) { <-ctx.Done() }
 
-// PublishAdvertisement implements program.Broker.
+// PublishAdvertisement implements transport.BrokerCommunicator.
 func (offline) PublishAdvertisement(context.Context, broker.ClusterAdvertisementSpec) error {
 	return nil
 }
 
-// Beat implements program.Broker.
+// Beat implements transport.BrokerCommunicator.
 func (offline) Beat(context.Context, protocol.Beat) (known bool, err error) { return true, nil }
 
 func (p *provider) stop() error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/protocol/objects"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
@@ -205,10 +207,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 }
 
 // ofBroker reports whether the broker keeps a Reservation, in a hub that is also a
-// consumer: its own copy of one, or one that was created in the hub. Their status is the
-// broker's. After the end of the latter, only its phase tells.
+// consumer: its own copy of one, one that was created in the hub, or one of another cluster, in
+// that one's namespace. Their status is the broker's. After the end of the second, only its
+// phase tells.
 func ofBroker(r *broker.Reservation) bool {
-	return r.Labels[broker.LabelRequester] != "" || controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) ||
+	return strings.HasPrefix(r.Namespace, objects.Namespace("")) || r.Labels[broker.LabelRequester] != "" || controllerutil.ContainsFinalizer(r, broker.FinalizerLedger) ||
 		r.Status.Phase == broker.ReservationReleased && !controllerutil.ContainsFinalizer(r, broker.FinalizerRequest)
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -204,6 +205,20 @@ func refusalOf(err error) *protocol.Error {
 	return refuse(protocol.CodeInternal, "internal error: see the log of the broker")
 }
 
+// respondList responds with a list, or without it if the caller has the same one already.
+func respondList(w http.ResponseWriter, r *http.Request, list any) error {
+	body, err := json.Marshal(list)
+	if err != nil {
+		return fmt.Errorf("encoding the list: %w", err)
+	}
+	etag := fmt.Sprintf("%q", fmt.Sprintf("%x", sha256.Sum256(body)))
+	w.Header().Set("ETag", etag)
+	if r.Header.Get("If-None-Match") == etag {
+		return respond(w, http.StatusNotModified, nil)
+	}
+	return respondBody(w, http.StatusOK, body)
+}
+
 func respond(w http.ResponseWriter, status int, response any) error {
 	if response == nil {
 		w.WriteHeader(status)
@@ -213,6 +228,10 @@ func respond(w http.ResponseWriter, status int, response any) error {
 	if err != nil {
 		return fmt.Errorf("encoding the response: %w", err)
 	}
+	return respondBody(w, status, body)
+}
+
+func respondBody(w http.ResponseWriter, status int, body []byte) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	// If this fails, the caller is gone.

@@ -40,9 +40,11 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	return respond(w, http.StatusAccepted, nil)
 }
 
-func (s *Server) watchRelay(w http.ResponseWriter, r *http.Request, caller string) error {
-	if !watching(r) {
-		return refuse(protocol.CodeInvalid, "messages are available as a stream only: add ?watch=true")
+// getRelay takes the caller's messages: those whose response is lost are sent again by their
+// senders.
+func (s *Server) getRelay(w http.ResponseWriter, r *http.Request, caller string) error {
+	if watching(r) {
+		return s.stream(w, r, caller, "", s.mailboxes.Source())
 	}
-	return s.stream(w, r, caller, "", s.mailboxes.Source())
+	return respond(w, http.StatusOK, protocol.RelayList{Items: s.mailboxes.Take(caller)})
 }

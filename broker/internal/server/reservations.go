@@ -234,11 +234,11 @@ func (s *Server) listReservations(w http.ResponseWriter, r *http.Request, caller
 			Wrap:  func(some []protocol.ProviderView) protocol.Event { return protocol.Event{Provider: some} },
 		})
 	case role == protocol.RoleRequester:
-		return respond(w, http.StatusOK, protocol.ConsumerList{Items: s.views.Consumer(caller, "")})
+		return respondList(w, r, protocol.ConsumerList{Items: s.views.Consumer(caller, "")})
 	case role == protocol.RoleProvider:
-		return respond(w, http.StatusOK, protocol.ProviderList{Items: s.providerViews(caller, "")})
+		return respondList(w, r, protocol.ProviderList{Items: s.providerViews(caller, "")})
 	case role == "" && !watching(r):
-		return respond(w, http.StatusOK, protocol.ReservationList{Requester: s.views.Consumer(caller, ""), Provider: s.providerViews(caller, "")})
+		return respondList(w, r, protocol.ReservationList{Requester: s.views.Consumer(caller, ""), Provider: s.providerViews(caller, "")})
 	}
 	return invalidRole()
 }

@@ -57,7 +57,7 @@ func (s *Server) routes() []route {
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, maxBody: maxMedium, call: s.ack},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, maxBody: maxSmall, call: s.renew},
 		{method: http.MethodPost, path: protocol.PathRelay, audited: true, frequent: true, maxBody: maxMedium, call: s.postRelay},
-		{method: http.MethodGet, path: protocol.PathRelay, lists: true, streaming: true, call: s.watchRelay},
+		{method: http.MethodGet, path: protocol.PathRelay, lists: true, streaming: true, call: s.getRelay},
 	}
 }
 

@@ -117,6 +117,7 @@ func newServer(client client.Client, live client.Reader, elected <-chan struct{}
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
+	options.Identity = insiders{options.Identity}
 	s := &Server{
 		Options:     options,
 		client:      client,

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,18 +32,20 @@ type Credentials interface {
 // *protocol.Error is the broker's response; any other error means that the
 // broker was not reached.
 type Client struct {
-	url         string
-	credentials Credentials
-	log         logr.Logger
+	url          string
+	credentials  Credentials
+	pollInterval time.Duration
+	log          logr.Logger
 
 	mu     sync.Mutex
 	ca     []byte
 	client *protocol.Client
 }
 
-// New returns a Client of the broker at url. It connects on first use.
-func New(url string, credentials Credentials, log logr.Logger) *Client {
-	return &Client{url: url, credentials: credentials, log: log}
+// New returns a Client of the broker at url. It connects on first use. Where streams are cut, it
+// polls at an interval.
+func New(url string, credentials Credentials, pollInterval time.Duration, log logr.Logger) *Client {
+	return &Client{url: url, credentials: credentials, pollInterval: pollInterval, log: log}
 }
 
 // current returns a client that trusts the current CA.
@@ -64,6 +67,7 @@ func (c *Client) current() (*protocol.Client, <-chan struct{}, error) {
 	if err != nil {
 		return nil, changed, err
 	}
+	client.PollInterval = c.pollInterval
 	if c.client != nil {
 		c.client.Close()
 	}

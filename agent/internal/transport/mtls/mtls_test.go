@@ -90,7 +90,7 @@ func TestClientFollowsTheIdentity(t *testing.T) {
 	defer server.CloseClientConnections()
 
 	identity := &credentials{changed: make(chan struct{})}
-	c := New(server.URL, identity, testr.New(t))
+	c := New(server.URL, identity, protocol.DefaultPollInterval, testr.New(t))
 	if err := c.DeleteReservation(t.Context(), "rome-1"); err == nil || !strings.Contains(err.Error(), "not joined") {
 		t.Fatalf("a call without an identity: %v", err)
 	}

@@ -125,12 +125,12 @@ func (m *Mailboxes) removeLocked(element *list.Element) *mail {
 	return removed
 }
 
-// take removes and returns the messages in a cluster's mailbox.
-func (m *Mailboxes) take(cluster string) []protocol.RelayMessage {
+// Take removes and returns the messages in a cluster's mailbox.
+func (m *Mailboxes) Take(cluster string) []protocol.RelayMessage {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	m.expireLocked()
-	var taken []protocol.RelayMessage
+	taken := []protocol.RelayMessage{}
 	for _, element := range slices.Clone(m.boxes[cluster]) {
 		taken = append(taken, m.removeLocked(element).message)
 	}
@@ -196,7 +196,7 @@ type source struct {
 func (s *source) Events(subscription *stream.Subscription) ([]protocol.Event, error) {
 	var messages []protocol.RelayMessage
 	if subscription.Newest() {
-		messages = s.boxes.take(subscription.Cluster)
+		messages = s.boxes.Take(subscription.Cluster)
 	}
 	switch {
 	case !s.listed:

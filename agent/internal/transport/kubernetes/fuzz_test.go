@@ -1,0 +1,32 @@
+package kubernetes
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/protocol/objects"
+)
+
+// FuzzSaid reads arbitrary answers and messages.
+func FuzzSaid(f *testing.F) {
+	f.Add(`{"id":"1","body":{"known":true}}`)
+	f.Add(`{"id":"1","error":{"code":"NotFound"},"retryAfter":1}`)
+	f.Add(`{"session":"s","number":1,"message":{"from":"paris","to":"rome","id":"m","sealed":"AAAA"}}`)
+	f.Add(`{"id":"1","body":[`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var response protocol.BeatResponse
+		if answered, err := answerTo("1", text, &response); !answered && err != nil {
+			t.Fatalf("what is no answer failed: %v", err)
+		}
+		received := 0
+		s := &session{id: "s", handle: func(protocol.Event) { received++ }}
+		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{objects.AnnotationInbox: text}}}
+		s.receive(object)
+		s.receive(object)
+		if received > 1 {
+			t.Fatal("a message was received twice")
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package tenant
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/watch"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/protocol/objects"
+)
+
+// ServiceAccount of a cluster in its namespace. The broker may create tokens of no other.
+const ServiceAccount = "spillway-tenant"
+
+// maxReservations is the maximum number of Reservations in a cluster's namespace, refused ones
+// included: the quota of the BrokerConfig decides how many the broker takes.
+const maxReservations = 5000
+
+// retryAfter is when it is looked again whether an earlier namespace is gone.
+const retryAfter = 2 * time.Second
+
+// Tenants keeps the namespaces.
+type Tenants struct {
+	// Client reads registrations from a cache. Live reads and writes what is in the namespaces.
+	Client, Live client.Client
+	// Namespace of the broker's objects.
+	Namespace string
+}
+
+// SetupWithManager adds the controller to a manager, whose leader runs it.
+func (t *Tenants) SetupWithManager(mgr manager.Manager) error {
+	err := ctrl.NewControllerManagedBy(mgr).Named("tenants").For(&broker.ClusterRegistration{}).
+		WithEventFilter(watch.Namespace(t.Namespace)).Complete(watch.ByName(t.reconcile))
+	if err != nil {
+		return fmt.Errorf("adding the controller of the clusters' namespaces: %w", err)
+	}
+	return nil
+}
+
+// Admitted returns why a cluster may not use its namespace, nil if it may.
+func (t *Tenants) Admitted(ctx context.Context, cluster string) error {
+	approved, err := t.approved(ctx, cluster)
+	if err == nil && !approved {
+		err = &protocol.Error{Code: protocol.CodeForbidden, Message: fmt.Sprintf("cluster %s is not approved: spec.approval of its ClusterRegistration in the hub must be Approved", cluster)}
+	}
+	return err
+}
+
+func (t *Tenants) approved(ctx context.Context, cluster string) (bool, error) {
+	var registration broker.ClusterRegistration
+	if err := t.Client.Get(ctx, client.ObjectKey{Namespace: t.Namespace, Name: cluster}, &registration); apierrors.IsNotFound(err) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("reading the registration of %s: %w", cluster, err)
+	}
+	return registration.DeletionTimestamp.IsZero() && registration.Spec.ClusterID == cluster && registration.Spec.Approval == broker.ApprovalApproved, nil
+}
+
+// reconcile makes the namespace of a cluster, or removes it.
+func (t *Tenants) reconcile(ctx context.Context, cluster string) (ctrl.Result, error) {
+	approved, err := t.approved(ctx, cluster)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	namespace := &corev1.Namespace{}
+	err = t.Live.Get(ctx, client.ObjectKey{Name: objects.Namespace(cluster)}, namespace)
+	missing := apierrors.IsNotFound(err)
+	switch {
+	case err != nil && !missing:
+		return ctrl.Result{}, fmt.Errorf("reading the namespace of %s: %w", cluster, err)
+	case !missing && namespace.Labels[objects.LabelTenant] != cluster:
+		if approved {
+			log.FromContext(ctx).Error(nil, "The namespace of a cluster exists, and this broker has not made it: the cluster cannot use it", "namespace", namespace.Name)
+		}
+		return ctrl.Result{}, nil
+	case !approved && (missing || !namespace.DeletionTimestamp.IsZero()):
+		return ctrl.Result{}, nil
+	case !approved:
+		return ctrl.Result{}, t.remove(ctx, namespace)
+	case !missing && !namespace.DeletionTimestamp.IsZero():
+		return ctrl.Result{RequeueAfter: retryAfter}, nil
+	}
+	return ctrl.Result{}, t.ensure(ctx, cluster)
+}
+
+// remove ends the cluster's access at once, and then removes what it was to.
+func (t *Tenants) remove(ctx context.Context, namespace *corev1.Namespace) error {
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: ServiceAccount}}
+	for _, object := range []client.Object{binding, namespace} {
+		if err := t.Live.Delete(ctx, object); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("removing namespace %s: %w", namespace.Name, err)
+		}
+	}
+	return nil
+}
+
+// ensure makes a cluster's namespace and what is in it, and repairs that.
+func (t *Tenants) ensure(ctx context.Context, cluster string) error {
+	meta := metav1.ObjectMeta{Namespace: objects.Namespace(cluster), Name: ServiceAccount}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: meta.Namespace}}
+	account, role := &corev1.ServiceAccount{ObjectMeta: meta}, &rbacv1.Role{ObjectMeta: meta}
+	binding, quota := &rbacv1.RoleBinding{ObjectMeta: meta}, &corev1.ResourceQuota{ObjectMeta: meta}
+	for _, object := range []client.Object{namespace, quota, account, role, binding} {
+		_, err := controllerutil.CreateOrUpdate(ctx, t.Live, object, func() error {
+			labels := object.GetLabels()
+			if labels == nil {
+				labels = map[string]string{}
+			}
+			labels[objects.LabelTenant], labels[broker.LabelManagedBy] = cluster, broker.ManagedBySpillway
+			object.SetLabels(labels)
+			role.Rules = rules()
+			quota.Spec.Hard = corev1.ResourceList{corev1.ResourceName("count/reservations." + broker.Group): *resource.NewQuantity(maxReservations, resource.DecimalSI)}
+			binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: ServiceAccount}
+			binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: meta.Namespace, Name: ServiceAccount}}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("making the namespace of %s: %T: %w", cluster, object, err)
+		}
+	}
+	return nil
+}
+
+// rules are what a cluster may do in its namespace. The broker writes statuses, and deletes.
+func rules() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		{APIGroups: []string{broker.Group}, Resources: []string{"clusteradvertisements", "reservations"}, Verbs: []string{"get", "list", "watch", "create", "patch"}},
+		{APIGroups: []string{broker.Group}, Resources: []string{"providerinstructions"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	}
+}
