@@ -16,6 +16,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,9 +35,11 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	crconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/contract"
@@ -46,6 +51,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol/objects"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 func TestMain(m *testing.M) {
@@ -118,6 +124,15 @@ func TestMigration(t *testing.T) {
 	}, h.connectNamespace)
 }
 
+// TestKubernetesRestart: the agents' sessions go on with the next broker.
+func TestKubernetesRestart(t *testing.T) {
+	h := startHub(t)
+	contract.TestRestart(t, h.connectNamespace, func() {
+		h.stop()
+		h.run(t)
+	})
+}
+
 // connectNamespace returns a connection of a cluster with the token of its ServiceAccount.
 func (h *hub) connectNamespace(t *testing.T, cluster string) transport.BrokerCommunicator {
 	t.Helper()
@@ -139,7 +154,9 @@ func (h *hub) connectNamespace(t *testing.T, cluster string) transport.BrokerCom
 // hub is a broker as it runs, with a real API server. A caller is named by its certificate.
 type hub struct {
 	client.Client
-	config         *rest.Config
+	// config is the API server's admin's, access the broker's.
+	config, access *rest.Config
+	stop           func()
 	address        string
 	ca             []byte
 	streams, lists atomic.Int64
@@ -156,8 +173,16 @@ func startHub(t *testing.T) *hub {
 	h.Client, err = client.New(h.config, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
 	expect.NoError(t, h.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
-	mgr, err := ctrl.NewManager(h.config, ctrl.Options{
-		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: "0"},
+	h.access = h.limited(t)
+	h.run(t)
+	return h
+}
+
+// run runs a broker until stop, or the end of the test.
+func (h *hub) run(t *testing.T) {
+	t.Helper()
+	mgr, err := ctrl.NewManager(h.access, ctrl.Options{
+		Scheme: h.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{broker.SystemNamespace: {}}},
 		Controller: crconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},
 	})
 	expect.NoError(t, err)
@@ -183,7 +208,7 @@ func startHub(t *testing.T) *hub {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	t.Cleanup(func() {
+	h.stop = sync.OnceFunc(func() {
 		server.CloseClientConnections()
 		server.Close()
 		cancel()
@@ -191,8 +216,42 @@ func startHub(t *testing.T) *hub {
 			t.Errorf("running the broker: %v", err)
 		}
 	})
+	t.Cleanup(h.stop)
 	expect.Eventually(t, "the broker to be ready", func() (bool, string) { err := api.Ready(nil); return err == nil, "" })
-	return h
+}
+
+// limited is the access of a broker that was installed by its chart.
+func (h *hub) limited(t *testing.T) *rest.Config {
+	t.Helper()
+	const name = "spillway-broker"
+	who := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}}
+	own, all := metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: name}, metav1.ObjectMeta{Name: name}
+	for _, object := range []client.Object{
+		&rbacv1.Role{ObjectMeta: own, Rules: rulesOf(t, "rbac.yaml")}, &rbacv1.ClusterRole{ObjectMeta: all, Rules: rulesOf(t, "namespaces.yaml")},
+		&rbacv1.RoleBinding{ObjectMeta: own, Subjects: who, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: all, Subjects: who, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}},
+	} {
+		expect.NoError(t, h.Create(t.Context(), object))
+	}
+	config := rest.CopyConfig(h.config)
+	config.Impersonate.UserName = name
+	return config
+}
+
+// rulesOf are the rules of the first role in a template of the broker's chart.
+func rulesOf(t *testing.T, template string) (rules []rbacv1.PolicyRule) {
+	t.Helper()
+	root, err := binaries.Root()
+	expect.NoError(t, err)
+	content, err := os.ReadFile(filepath.Join(root, "charts/broker/templates", template))
+	expect.NoError(t, err)
+	_, after, _ := strings.Cut(string(content), "\nrules:\n")
+	text, _, _ := strings.Cut(after, "\n---")
+	expect.NoError(t, yaml.UnmarshalStrict([]byte(text), &rules))
+	if len(rules) == 0 {
+		t.Fatalf("%s has no rules", template)
+	}
+	return rules
 }
 
 // register lets a cluster use the broker.

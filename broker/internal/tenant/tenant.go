@@ -3,6 +3,7 @@ package tenant
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,8 +30,12 @@ const ServiceAccount = "spillway-tenant"
 // included: the quota of the BrokerConfig decides how many the broker takes.
 const maxReservations = 5000
 
-// retryAfter is when it is looked again whether an earlier namespace is gone.
-const retryAfter = 2 * time.Second
+const (
+	// retryAfter is when it is looked again whether an earlier namespace is gone.
+	retryAfter = 2 * time.Second
+	// repairAfter is when it is looked again whether a namespace has all that is in it.
+	repairAfter = 5 * time.Minute
+)
 
 // Tenants keeps the namespaces.
 type Tenants struct {
@@ -38,6 +43,9 @@ type Tenants struct {
 	Client, Live client.Client
 	// Namespace of the broker's objects.
 	Namespace string
+
+	// made has the clusters whose namespace this process has found to be the broker's.
+	made sync.Map
 }
 
 // SetupWithManager adds the controller to a manager, whose leader runs it.
@@ -53,10 +61,16 @@ func (t *Tenants) SetupWithManager(mgr manager.Manager) error {
 // Admitted returns why a cluster may not use its namespace, nil if it may.
 func (t *Tenants) Admitted(ctx context.Context, cluster string) error {
 	approved, err := t.approved(ctx, cluster)
-	if err == nil && !approved {
-		err = &protocol.Error{Code: protocol.CodeForbidden, Message: fmt.Sprintf("cluster %s is not approved: spec.approval of its ClusterRegistration in the hub must be Approved", cluster)}
+	if err != nil {
+		return err
 	}
-	return err
+	if !approved {
+		return &protocol.Error{Code: protocol.CodeForbidden, Message: fmt.Sprintf("cluster %s is not approved: spec.approval of its ClusterRegistration in the hub must be Approved", cluster)}
+	}
+	if _, made := t.made.Load(cluster); !made {
+		return &protocol.Error{Code: protocol.CodeUnavailable, Message: fmt.Sprintf("the broker has not made namespace %s yet, or another one is in its place", objects.Namespace(cluster))}
+	}
+	return nil
 }
 
 func (t *Tenants) approved(ctx context.Context, cluster string) (bool, error) {
@@ -78,10 +92,14 @@ func (t *Tenants) reconcile(ctx context.Context, cluster string) (ctrl.Result, e
 	namespace := &corev1.Namespace{}
 	err = t.Live.Get(ctx, client.ObjectKey{Name: objects.Namespace(cluster)}, namespace)
 	missing := apierrors.IsNotFound(err)
+	own := !missing && namespace.Labels[objects.LabelTenant] == cluster
+	if err == nil && !own || !approved || !namespace.DeletionTimestamp.IsZero() {
+		t.made.Delete(cluster)
+	}
 	switch {
 	case err != nil && !missing:
 		return ctrl.Result{}, fmt.Errorf("reading the namespace of %s: %w", cluster, err)
-	case !missing && namespace.Labels[objects.LabelTenant] != cluster:
+	case !missing && !own:
 		if approved {
 			log.FromContext(ctx).Error(nil, "The namespace of a cluster exists, and this broker has not made it: the cluster cannot use it", "namespace", namespace.Name)
 		}
@@ -93,7 +111,11 @@ func (t *Tenants) reconcile(ctx context.Context, cluster string) (ctrl.Result, e
 	case !missing && !namespace.DeletionTimestamp.IsZero():
 		return ctrl.Result{RequeueAfter: retryAfter}, nil
 	}
-	return ctrl.Result{}, t.ensure(ctx, cluster)
+	if err := t.ensure(ctx, cluster); err != nil {
+		return ctrl.Result{}, err
+	}
+	t.made.Store(cluster, true)
+	return ctrl.Result{RequeueAfter: repairAfter}, nil
 }
 
 // remove ends the cluster's access at once, and then removes what it was to.

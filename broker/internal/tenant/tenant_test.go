@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,12 +25,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	crconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/protocol/objects"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/e2e/lab/binaries"
 )
 
 func TestMain(m *testing.M) {
@@ -81,15 +85,17 @@ func (h *hub) as(config *rest.Config) client.Client {
 // limited is the broker's access to the API server: it may give no more than it has.
 func (h *hub) limited() *rest.Config {
 	const name = "spillway-broker"
-	expect.NoError(h, h.Create(h.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "create", "delete"}},
-		{APIGroups: []string{""}, Resources: []string{"serviceaccounts", "resourcequotas"}, Verbs: []string{"get", "create", "update"}},
-		{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"roles"}, Verbs: []string{"get", "create", "update"}},
-		{APIGroups: []string{rbacv1.GroupName}, Resources: []string{"rolebindings"}, Verbs: []string{"get", "create", "update", "delete"}},
-		{APIGroups: []string{""}, Resources: []string{"serviceaccounts/token"}, ResourceNames: []string{ServiceAccount}, Verbs: []string{"create"}},
-		{APIGroups: []string{broker.Group}, Resources: []string{"clusteradvertisements", "reservations", "providerinstructions"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
-		{APIGroups: []string{broker.Group}, Resources: []string{"clusterregistrations"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
-	}}))
+	root, err := binaries.Root()
+	expect.NoError(h, err)
+	content, err := os.ReadFile(filepath.Join(root, "charts/broker/templates/namespaces.yaml"))
+	expect.NoError(h, err)
+	_, after, _ := strings.Cut(string(content), "\nrules:\n")
+	text, _, _ := strings.Cut(after, "\n---")
+	var rules []rbacv1.PolicyRule
+	expect.NoError(h, yaml.UnmarshalStrict([]byte(text), &rules))
+	// Those in its own namespace are of another role.
+	rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{broker.Group}, Resources: []string{"clusterregistrations"}, Verbs: []string{"get", "list", "watch", "create", "update"}})
+	expect.NoError(h, h.Create(h.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}))
 	expect.NoError(h, h.Create(h.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
@@ -169,6 +175,7 @@ func TestAccess(t *testing.T) {
 		}
 	}
 	expect.NoError(t, h.tenants.Admitted(ctx, "rome"))
+	expect.NoError(t, h.tenants.Admitted(ctx, "paris"))
 
 	revoked := &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "rome"}}
 	expect.NoError(t, h.Patch(ctx, revoked, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"approval":"Revoked"}}`))))
@@ -212,6 +219,9 @@ func TestOfSomebodyElse(t *testing.T) {
 	})
 	if err := h.Get(ctx, client.ObjectKey{Namespace: objects.Namespace("rome"), Name: ServiceAccount}, binding); !apierrors.IsNotFound(err) {
 		t.Errorf("rome has access to a namespace of somebody else: %v", err)
+	}
+	if err := h.tenants.Admitted(ctx, "rome"); !protocol.HasCode(err, protocol.CodeUnavailable) {
+		t.Errorf("what somebody else writes there is rome's: %v", err)
 	}
 	expect.NoError(t, h.Delete(ctx, &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "rome"}}))
 	expect.NoError(t, h.Delete(ctx, &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "paris"}}))

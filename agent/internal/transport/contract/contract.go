@@ -312,6 +312,24 @@ func TestMigration(t *testing.T, transports ...Connect) {
 	s.isReleased(id)
 }
 
+// TestRestart: agents that stay connected go on with the next broker where the one before was.
+func TestRestart(t *testing.T, connect Connect, restart func()) {
+	s := &suite{T: t, connect: connect}
+	s.rome, s.paris, s.oslo = s.join("rome"), s.join("paris"), s.join("oslo")
+	s.advertises()
+	id := s.isHeld()
+	s.isUsed(id)
+	restart()
+	expect.Eventually(s, "the next broker to answer", func() (bool, string) {
+		view, _ := s.rome.Consumer.Get(id)
+		err := errors.Join(s.rome.Renew(s.Context(), id, view.UID), s.paris.PublishAdvertisement(s.Context(), Advertisement("paris", 3000, true)))
+		return err == nil, fmt.Sprint(err)
+	})
+	second := s.isHeld()
+	s.isReleased(second)
+	s.isReleased(id)
+}
+
 // ends: a watch ends with its context.
 func (s *suite) ends() {
 	for _, c := range []*Cluster{s.rome, s.paris, s.oslo} {
