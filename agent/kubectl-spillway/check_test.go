@@ -95,6 +95,9 @@ func TestClusters(t *testing.T) {
 	if _, errors := c.run(exitNoAnswer, "clusters", "--hub-context=hub"); !strings.Contains(errors, `context "hub" does not exist`) {
 		t.Errorf("clusters with an unknown hub fails with %q", errors)
 	}
+	if out, _ = c.run(0, "clusters", "--hub-context=rome", "--as=alice"); strings.Contains(out, "berlin") {
+		t.Errorf("clusters reads the hub as another user than --as:\n%s", out)
+	}
 	if out, _ = c.run(0, "clusters", "--as=alice"); !strings.Contains(out, "you may not list nodes") {
 		t.Errorf("clusters without permissions says\n%s", out)
 	}

@@ -61,9 +61,10 @@ pods may use, what is lent to others, what guests use of that, what is free, and
 	return command
 }
 
-// in returns options for another context of the same kubeconfig.
+// in returns options for another context of the same kubeconfig, as the same user if one is impersonated.
 func (o *options) in(context string) *options {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.KubeConfig, flags.CacheDir, flags.Timeout, flags.Context = o.flags.KubeConfig, o.flags.CacheDir, o.flags.Timeout, &context
+	flags.Impersonate, flags.ImpersonateGroup, flags.ImpersonateUID = o.flags.Impersonate, o.flags.ImpersonateGroup, o.flags.ImpersonateUID
 	return &options{IOStreams: o.IOStreams, flags: flags, output: o.output, ascii: o.ascii, system: o.system}
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -158,7 +156,7 @@ func (o *options) observePods(r *reader, asked *unstructured.Unstructured, obser
 		return fmt.Errorf("listing the pods of %s: %w", observed.Asked, err)
 	}
 	observed.Siblings = pods.Items
-	observed.Pod = choose(pods.Items)
+	observed.Pod = explain.Choose(pods.Items)
 	if observed.Pod == nil {
 		template := workload.Spec.Template
 		observed.Pod = &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
@@ -168,29 +166,6 @@ func (o *options) observePods(r *reader, asked *unstructured.Unstructured, obser
 			APIVersion: asked.GetAPIVersion(), Kind: asked.GetKind(), Name: asked.GetName(), UID: asked.GetUID(), Controller: &isController}}
 	}
 	return nil
-}
-
-// choose returns the pod that one most wants to know about, nil of none: one that waits, then one that
-// does not run on its virtual node, then any there.
-func choose(pods []corev1.Pod) *corev1.Pod {
-	rank := func(pod *corev1.Pod) int {
-		switch running := pod.Status.Phase == corev1.PodRunning; {
-		case pod.DeletionTimestamp != nil, pod.Status.Phase == corev1.PodSucceeded, pod.Status.Phase == corev1.PodFailed:
-			return 4
-		case pod.Spec.NodeName == "":
-			return 0
-		case pod.Labels[broker.LabelHold] != "" && !running:
-			return 1
-		case pod.Labels[broker.LabelHold] != "":
-			return 2
-		}
-		return 3
-	}
-	if len(pods) == 0 {
-		return nil
-	}
-	best := slices.MinFunc(pods, func(a, b corev1.Pod) int { return cmp.Or(cmp.Compare(rank(&a), rank(&b)), cmp.Compare(a.Name, b.Name)) })
-	return &best
 }
 
 // observeOwner reads whose the pod is, its gang and its events, and finds its Reservation.
@@ -224,32 +199,8 @@ func (o *options) observeOwner(r *reader, observed *explain.Observed) {
 		var events corev1.EventList
 		r.list(explain.Events, &events, client.InNamespace(pod.Namespace), client.MatchingFields{"involvedObject.uid": string(pod.UID)}, client.Limit(maxEvents))
 		r.wait()
-		observed.Events = latest(events.Items)
+		observed.Events = explain.Latest(events.Items)
 	}
-}
-
-// latest returns the last event of each reason.
-func latest(events []corev1.Event) (all []explain.Event) {
-	at := func(e corev1.Event) metav1.Time {
-		switch {
-		case e.Series != nil:
-			return metav1.Time{Time: e.Series.LastObservedTime.Time}
-		case !e.LastTimestamp.IsZero():
-			return e.LastTimestamp
-		case !e.EventTime.IsZero():
-			return metav1.Time{Time: e.EventTime.Time}
-		}
-		return e.CreationTimestamp
-	}
-	slices.SortStableFunc(events, func(a, b corev1.Event) int { return at(b).Compare(at(a).Time) })
-	seen := map[string]bool{}
-	for _, e := range events {
-		if !seen[e.Reason] {
-			seen[e.Reason] = true
-			all = append(all, explain.Event{Reason: e.Reason, Message: e.Message})
-		}
-	}
-	return all
 }
 
 // observeGang reads what describes the gang of the pod, and counts its pods.
@@ -272,7 +223,7 @@ func (o *options) observeGang(r *reader, observed *explain.Observed) {
 	case err != nil:
 		r.note("get", explain.PodGroups, observed.Pod.Namespace, err)
 	default:
-		g.Min = int32(min(minimum(group, gang), 1<<30))
+		g.Min = int32(min(explain.Minimum(group, gang), 1<<30))
 	}
 	var pods corev1.PodList
 	err = r.List(r.ctx, &pods, client.InNamespace(observed.Pod.Namespace), client.Limit(maxPods))
@@ -289,22 +240,4 @@ func (o *options) observeGang(r *reader, observed *explain.Observed) {
 		}
 	}
 	observed.Gang = g
-}
-
-// minimum returns how many pods a gang needs, by what describes it.
-func minimum(group *unstructured.Unstructured, gang demand.Gang) (n int64) {
-	switch {
-	case gang.API == demand.CoschedulingGangs:
-		n, _, _ = unstructured.NestedInt64(group.Object, "spec", "minMember")
-	case gang.Workload == "":
-		n, _, _ = unstructured.NestedInt64(group.Object, "spec", "schedulingPolicy", "gang", "minCount")
-	default:
-		groups, _, _ := unstructured.NestedSlice(group.Object, "spec", "podGroups")
-		for _, of := range groups {
-			if of, ok := of.(map[string]any); ok && of["name"] == gang.PodGroup {
-				n, _, _ = unstructured.NestedInt64(of, "policy", "gang", "minCount")
-			}
-		}
-	}
-	return n
 }

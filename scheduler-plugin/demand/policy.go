@@ -3,11 +3,8 @@ package demand
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -56,44 +53,4 @@ func undecodedSelects(policy broker.Undecoded, namespace *corev1.Namespace) bool
 		} `json:"spec"`
 	}
 	return json.Unmarshal(policy.Raw, &only) == nil && Selects(only.Spec.NamespaceSelector, namespace)
-}
-
-// LimitOf returns the limit of a resource, nil if it has none. A limit of zero is
-// one too, which ResourceQuantities.List leaves out.
-func LimitOf(q broker.ResourceQuantities, name corev1.ResourceName) *resource.Quantity {
-	switch name {
-	case corev1.ResourceCPU:
-		return q.CPU
-	case corev1.ResourceMemory:
-		return q.Memory
-	case broker.ResourceGPU:
-		return q.GPU
-	case corev1.ResourceEphemeralStorage:
-		return q.Storage
-	}
-	if limit, ok := q.Extended[name]; ok {
-		return &limit
-	}
-	return nil
-}
-
-// Limits are the resources that have a limit.
-func Limits(q broker.ResourceQuantities) []corev1.ResourceName {
-	names := slices.Sorted(maps.Keys(q.Extended))
-	for _, name := range []corev1.ResourceName{corev1.ResourceEphemeralStorage, broker.ResourceGPU, corev1.ResourceMemory, corev1.ResourceCPU} {
-		if LimitOf(q, name) != nil {
-			names = slices.Insert(names, 0, name)
-		}
-	}
-	return names
-}
-
-// AddRequested adds what a Reservation requests to a sum.
-func AddRequested(sum corev1.ResourceList, spec *broker.ReservationSpec) {
-	if spec.RequestedResources != nil {
-		broker.AddTo(sum, spec.RequestedResources.List())
-	}
-	for _, set := range spec.PodSets {
-		broker.AddTo(sum, broker.Times(set.Requests.List(), set.Count))
-	}
 }

@@ -2,12 +2,10 @@ package request
 
 import (
 	"fmt"
-	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -121,51 +119,21 @@ func allowed(in input, request demand.Request) (units int32, short corev1.Resour
 	if in.others == nil {
 		return wanted, ""
 	}
-	units, short = maxPods(each, *in.policy.Spec.MaxResources, in.others)
+	units, short = demand.MaxPods(each, *in.policy.Spec.MaxResources, in.others)
 	if in.current != nil && len(request.PodSets) == 1 {
 		units = max(units, usage.RequestedPods(in.current))
 	}
 	return min(units, wanted), short
 }
 
-// maxPods returns how many pods that request each fit in the limit of a namespace beside
-// what it requests already; short is the resource that allows no more.
-func maxPods(each corev1.ResourceList, limit broker.ResourceQuantities, others corev1.ResourceList) (n int32, short corev1.ResourceName) {
-	n = math.MaxInt32
-	for name, each := range each {
-		most := demand.LimitOf(limit, name)
-		if most == nil || each.Sign() <= 0 { // what a gang of several shapes requests further may be nothing
-			continue
-		}
-		left := most.DeepCopy()
-		left.Sub(others[name])
-		if fit := quotient(left, each); fit < n {
-			n, short = fit, name
-		}
-	}
-	return n, short
-}
-
-// quotient returns how often each fits in left.
-func quotient(left, each resource.Quantity) int32 {
-	if left.Sign() <= 0 {
-		return 0
-	}
-	// Milli-units, unless they overflow.
-	a, b := left.Value(), each.Value()
-	if a < math.MaxInt64/1000 {
-		a, b = left.MilliValue(), each.MilliValue()
-	}
-	return int32(min(a/b, math.MaxInt32))
-}
-
 // requestedResources sums up what Reservations request, except one of a name.
 func requestedResources(all []*broker.Reservation, except string) corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for _, r := range all {
-		if r.Name != except {
-			demand.AddRequested(sum, &r.Spec)
+		if r.Name == except {
+			continue
 		}
+		demand.AddRequested(sum, &r.Spec)
 	}
 	return sum
 }

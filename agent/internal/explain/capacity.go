@@ -34,7 +34,7 @@ func (w *walk) reservation() {
 	r, status := w.r, &w.status
 	reported, queued := w.condition(broker.ConditionReported), w.condition(broker.ConditionQueued)
 	ready := w.condition(broker.ConditionReady)
-	about := fmt.Sprintf("%s requests %s", r.Name, capacityOf(r))
+	about := fmt.Sprintf("%s requests %s", r.Name, CapacityOf(r))
 	inspect := fmt.Sprintf("kubectl -n %s describe reservation %s", r.Namespace, r.Name)
 	switch {
 	case w.provider != "":
@@ -53,7 +53,7 @@ func (w *walk) reservation() {
 		}
 		w.stop(name, fmt.Sprintf("The broker has no copy of Reservation %s (%s): %s", r.Name, reported.Reason, reported.Message), fix)
 	case queued.Status == metav1.ConditionTrue:
-		message := fmt.Sprintf("Reservation %s, for %s, is queued", r.Name, capacityOf(r))
+		message := fmt.Sprintf("Reservation %s, for %s, is queued", r.Name, CapacityOf(r))
 		if status.QueuePosition > 0 {
 			message += fmt.Sprintf(" as number %d", status.QueuePosition)
 		}
@@ -101,8 +101,8 @@ func (w *walk) condition(kind string) metav1.Condition {
 	return metav1.Condition{}
 }
 
-// capacityOf words what a Reservation requests.
-func capacityOf(r *broker.Reservation) string {
+// CapacityOf words what a Reservation requests.
+func CapacityOf(r *broker.Reservation) string {
 	if total := r.Spec.RequestedResources; total != nil {
 		return total.String()
 	}
@@ -222,7 +222,7 @@ func reasonsOf(decision *broker.Decision) []string {
 // fixRejections is what the consumer can do about the first reason that it can do something about.
 func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 	policy := "overflowpolicies"
-	if p := w.Observed.policy(); p != nil {
+	if p := w.Policy(); p != nil {
 		policy = "overflowpolicy " + p.Name
 	}
 	for _, r := range decision.Rejections {

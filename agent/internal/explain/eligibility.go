@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -49,7 +50,7 @@ func (w *walk) createAgain(commands ...string) *Fix {
 	fix := &Fix{Commands: commands}
 	if resource, ok := w.template(); ok && resource != "job" {
 		fix.Commands = append(fix.Commands, fmt.Sprintf("kubectl -n %s rollout restart %s/%s", w.Pod.Namespace, resource, w.Owner.Name))
-	} else if metav1.GetControllerOfNoCopy(w.Pod) != nil {
+	} else if w.Pod.UID != "" && metav1.GetControllerOfNoCopy(w.Pod) != nil {
 		fix.Commands = append(fix.Commands, fmt.Sprintf("kubectl -n %s delete pod %s", w.Pod.Namespace, w.Pod.Name))
 	}
 	return fix
@@ -186,7 +187,7 @@ func (w *walk) gang() {
 // policy: what the namespace may request, and requests.
 func (w *walk) policy() {
 	const name = "Policy"
-	policy := w.Observed.policy()
+	policy := w.Policy()
 	switch {
 	case w.unreadable(Policies) || w.Namespace == nil:
 		message := w.permission(Policies)
@@ -203,8 +204,9 @@ func (w *walk) policy() {
 		w.step(name, OK, "no OverflowPolicy selects the namespace: nothing is limited")
 		return
 	}
-	limits := policy.Spec.MaxResources
-	if limits == nil || len(demand.Limits(*limits)) == 0 {
+	limits := ptr.Deref(policy.Spec.MaxResources, broker.ResourceQuantities{})
+	names := demand.Limits(limits)
+	if len(names) == 0 {
 		w.step(name, OK, "OverflowPolicy "+policy.Name+" limits no resources"+terms(policy))
 		return
 	}
@@ -212,22 +214,19 @@ func (w *walk) policy() {
 		w.step(name, Unknown, w.permission(Reservations))
 		return
 	}
-	requested := corev1.ResourceList{}
-	for i := range w.Reservations {
-		demand.AddRequested(requested, &w.Reservations[i].Spec)
-	}
+	requested := w.Requested()
 	pod := resourcehelper.PodRequests(w.Pod, resourcehelper.PodResourcesOptions{})
 	_, capped := w.event(eventCapped)
 	var details []Detail
 	var short []corev1.ResourceName
-	for _, resource := range demand.Limits(*limits) {
-		most, used, each := demand.LimitOf(*limits, resource), requested[resource], pod[resource]
+	for _, name := range names {
+		most, used, each := demand.LimitOf(limits, name), requested[name], pod[name]
 		next := used.DeepCopy()
 		next.Add(each)
-		detail := Detail{State: OK, Subject: string(resource), Message: fmt.Sprintf("%s of %s requested", used.String(), most.String())}
+		detail := Detail{State: OK, Subject: string(name), Message: fmt.Sprintf("%s of %s requested", used.String(), most.String())}
 		if !w.bound && (w.r == nil || capped) && !each.IsZero() && next.Cmp(*most) > 0 {
 			detail.State, detail.Message = Failed, detail.Message+", the pod needs "+each.String()
-			short = append(short, resource)
+			short = append(short, name)
 		}
 		details = append(details, detail)
 	}

@@ -144,8 +144,8 @@ func (o *Observed) providerOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// policy returns the OverflowPolicy of the namespace, nil if there is none.
-func (o *Observed) policy() *broker.OverflowPolicy {
+// Policy returns the OverflowPolicy of the namespace, nil if there is none.
+func (o *Observed) Policy() *broker.OverflowPolicy {
 	if o.Namespace == nil {
 		return nil
 	}
@@ -155,4 +155,13 @@ func (o *Observed) policy() *broker.OverflowPolicy {
 	}
 	policy, _ := policies.Of(o.Namespace) // all can be decoded
 	return policy
+}
+
+// Requested sums up what the Reservations of the namespace request.
+func (o *Observed) Requested() corev1.ResourceList {
+	sum := corev1.ResourceList{}
+	for i := range o.Reservations {
+		demand.AddRequested(sum, &o.Reservations[i].Spec)
+	}
+	return sum
 }

@@ -65,7 +65,7 @@ var (
 
 // Check says whether Spillway was installed well; with pre, whether it can be.
 func Check(in *Installation, pre bool) Report {
-	s := &status{Observed: &in.Observed, Report: Report{Cluster: in.clusterID(), Unreadable: in.Unreadable}}
+	s := &status{Observed: &in.Observed, Report: Report{Cluster: in.ClusterID(), Unreadable: in.Unreadable}}
 	s.version(in)
 	if pre {
 		s.permissions(in)

@@ -114,7 +114,7 @@ func advertised(a *broker.ClusterAdvertisement) Cluster {
 // providers are those with a virtual node or a grant.
 func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 	rows, nodes := map[string]*Cluster{}, map[string]string{}
-	used, lent, prices := map[string]corev1.ResourceList{}, map[string]corev1.ResourceList{}, map[string]map[string]*big.Rat{}
+	used, lent, prices := map[string]corev1.ResourceList{}, map[string]corev1.ResourceList{}, map[string]Prices{}
 	for i := range o.Nodes {
 		node := &o.Nodes[i]
 		provider := node.Labels[broker.LabelProvider]
@@ -131,13 +131,10 @@ func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 			continue
 		}
 		lent[provider] = broker.AddTo(lent[provider], in.Spec.RequestedResources.List())
-		amount, currency, _ := strings.Cut(in.Spec.PricePerHour, " ")
-		if price, ok := new(big.Rat).SetString(amount); ok && len(amount) < 40 {
-			if prices[provider] == nil {
-				prices[provider] = map[string]*big.Rat{}
-			}
-			prices[provider][currency] = price.Add(price, cmp.Or(prices[provider][currency], new(big.Rat)))
+		if prices[provider] == nil {
+			prices[provider] = Prices{}
 		}
+		prices[provider].Add(in.Spec.PricePerHour)
 	}
 	for i := range overflowed {
 		if pod := &overflowed[i]; pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
@@ -149,11 +146,28 @@ func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 	for provider, row := range rows {
 		granted, taken := broker.FromList(lent[provider]), broker.FromList(used[provider])
 		row.Lent, row.Used, row.Free = &granted, &taken, less(granted, taken)
-		for _, currency := range slices.Sorted(maps.Keys(prices[provider])) {
-			row.Price = strings.TrimSpace(row.Price + " " + prices[provider][currency].FloatString(2) + " " + currency + "/h")
-		}
+		row.Price = prices[provider].String()
 	}
 	return rows
+}
+
+// Prices are sums of prices per hour, by currency.
+type Prices map[string]*big.Rat
+
+// Add adds a price such as "0.25 EUR". What is none does not count.
+func (p Prices) Add(price string) {
+	amount, currency, _ := strings.Cut(price, " ")
+	if figure, ok := new(big.Rat).SetString(amount); ok && len(amount) < 40 {
+		p[currency] = figure.Add(figure, cmp.Or(p[currency], new(big.Rat)))
+	}
+}
+
+func (p Prices) String() string {
+	var all []string
+	for _, currency := range slices.Sorted(maps.Keys(p)) {
+		all = append(all, p[currency].FloatString(2)+" "+currency+"/h")
+	}
+	return strings.Join(all, " ")
 }
 
 // nodeState is the state of a virtual node in a word.
@@ -190,7 +204,7 @@ func (t *Table) Text(style explain.Style) string {
 		rows[0] = append(rows[0], "LOCATION")
 	}
 	for _, c := range t.Clusters {
-		row := []string{c.Name, c.State, amount(c.Capacity, style.Wide), amount(c.Lent, style.Wide), amount(c.Used, style.Wide), amount(c.Free, style.Wide),
+		row := []string{c.Name, c.State, Amount(c.Capacity, style.Wide), Amount(c.Lent, style.Wide), Amount(c.Used, style.Wide), Amount(c.Free, style.Wide),
 			cmp.Or(c.Price, "-"), duration.HumanDuration(max(t.now.Sub(c.Since), 0))}
 		if style.Wide {
 			row = append(row, cmp.Or(c.Location, "-"))
@@ -204,8 +218,8 @@ func (t *Table) Text(style explain.Style) string {
 	return out + explain.Notes(style, t.Unreadable)
 }
 
-// amount words an amount in a column.
-func amount(q *broker.ResourceQuantities, wide bool) string {
+// Amount words an amount in a column.
+func Amount(q *broker.ResourceQuantities, wide bool) string {
 	switch {
 	case q == nil:
 		return "-"

@@ -130,8 +130,8 @@ func (o *Observed) advertised() (all []*broker.ClusterAdvertisement) {
 	return all
 }
 
-// clusterID of the cluster, empty if nothing says so.
-func (o *Observed) clusterID() string {
+// ClusterID of the cluster, empty if nothing says so.
+func (o *Observed) ClusterID() string {
 	if own := o.own(); own != nil {
 		return own.Spec.ClusterID
 	}

@@ -21,7 +21,7 @@ const clocksDiffer = 30 * time.Second
 
 // Status says what runs now, and what waits.
 func Status(o *Observed) Report {
-	s := &status{Observed: o, Report: Report{Cluster: o.clusterID(), Unreadable: o.Unreadable}}
+	s := &status{Observed: o, Report: Report{Cluster: o.ClusterID(), Unreadable: o.Unreadable}}
 	s.home()
 	s.hub()
 	s.scheduler()
@@ -244,8 +244,8 @@ func (s *status) peers() {
 	}
 }
 
-// nameOf names a Reservation as its consumer does.
-func nameOf(r *broker.Reservation) string {
+// NameOf names a Reservation as its consumer does.
+func NameOf(r *broker.Reservation) string {
 	requester, namespace, name := r.Labels[broker.LabelRequester], r.Labels[broker.LabelSourceNamespace], r.Labels[broker.LabelSourceName]
 	if requester == "" || namespace == "" || name == "" {
 		return r.Namespace + "/" + r.Name
@@ -282,7 +282,7 @@ func (s *status) queue() {
 	})
 	var details []explain.Detail
 	for _, r := range waiting[:min(len(waiting), maxQueue)] {
-		d := explain.Detail{State: explain.Waiting, Subject: nameOf(r), Message: "for " + since(s.Now, r.CreationTimestamp.Time)}
+		d := explain.Detail{State: explain.Waiting, Subject: NameOf(r), Message: "for " + since(s.Now, r.CreationTimestamp.Time)}
 		if n := r.Status.QueuePosition; n > 0 {
 			d.Message = fmt.Sprintf("number %d, %s", n, d.Message)
 		}

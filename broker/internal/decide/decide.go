@@ -108,7 +108,30 @@ func Choose(request Request, snapshot Snapshot) Decision {
 }
 
 // Explain reports why each cluster is not chosen, by cluster ID.
-func Explain(request Request, snapshot Snapshot) []broker.ClusterRejection {
+func Explain(request Request, snapshot Snapshot) (rejections []broker.ClusterRejection) {
+	for _, offer := range Compare(request, snapshot) {
+		if offer.Reason != "" {
+			rejections = append(rejections, offer.ClusterRejection)
+		}
+	}
+	return rejections
+}
+
+// Offer is how one cluster compares with the others for all of a request.
+type Offer struct {
+	// ClusterRejection has no reason for the cluster that is chosen first.
+	broker.ClusterRejection `json:",inline"`
+	// Score is the sum of Resources and Price, before they are rounded; all are empty unless the
+	// cluster was compared with the chosen one.
+	Score     string `json:"score,omitempty"`
+	Resources string `json:"resources,omitempty"`
+	Price     string `json:"price,omitempty"`
+	// PricePerHour is that of the whole request; empty if it is not known.
+	PricePerHour string `json:"pricePerHour,omitempty"`
+}
+
+// Compare reports how the clusters compare, by cluster ID.
+func Compare(request Request, snapshot Snapshot) []Offer {
 	if request.Want.Empty() {
 		return nil
 	}
@@ -116,13 +139,23 @@ func Explain(request Request, snapshot Snapshot) []broker.ClusterRejection {
 	defer s.free()
 	s.evaluate()
 	s.compare()
-	var rejections []broker.ClusterRejection
+	offers := make([]Offer, len(s.entries))
 	for i := range s.entries {
-		if i != s.best {
-			rejections = append(rejections, s.rejection(i))
+		if offers[i].Cluster = s.id(i); i != s.best {
+			offers[i].ClusterRejection = s.rejection(i)
+		}
+		if price, currency, known := Price(s.entries[i].spec.Cost, request.Want.Totals); known {
+			offers[i].PricePerHour = PriceString(price, currency)
 		}
 	}
-	return rejections
+	weights := s.weights()
+	for at, i := range s.candidates {
+		o := &s.offers[i]
+		offers[i].Score = o.score.String()
+		offers[i].Resources = capacity.NewScore(float64(weights.Resources) * o.share).String()
+		offers[i].Price = capacity.NewScore(float64(weights.Cost) * s.cheapness[at]).String()
+	}
+	return offers
 }
 
 // Part is what one cluster takes of a request.

@@ -38,10 +38,7 @@ func (s *search) prefer(a, b int) int {
 // score rates the candidates against each other: by what is left of the requested
 // resources after the placement, and by price.
 func (s *search) score() {
-	weights := s.request.Weights
-	if weights == (broker.ScoreWeights{}) {
-		weights = DefaultWeights
-	}
+	weights := s.weights()
 	s.rateCheapness()
 	for at, i := range s.candidates {
 		o, e := &s.offers[i], s.entries[i]
@@ -50,6 +47,14 @@ func (s *search) score() {
 		}
 		o.score = capacity.NewScore(float64(weights.Resources)*o.share + float64(weights.Cost)*s.cheapness[at])
 	}
+}
+
+// weights of the request, or the defaults.
+func (s *search) weights() broker.ScoreWeights {
+	if s.request.Weights == (broker.ScoreWeights{}) {
+		return DefaultWeights
+	}
+	return s.request.Weights
 }
 
 // rateCheapness rates the candidates from 1 for the cheapest to 0 for the dearest, by

@@ -130,6 +130,13 @@ func (q *Queue) First(before Entry) *Entry {
 	return nil
 }
 
+// Entries are all, in order.
+func (q *Queue) Entries() []*Entry {
+	q.mutex.RLock()
+	defer q.mutex.RUnlock()
+	return slices.Clone(q.sorted)
+}
+
 // Next lists up to n entries for which the function returns true: one half from the first
 // on, in order. The other half goes on behind the last one that an earlier call has
 // listed, so that each gets its turn even if those before it get nothing.

@@ -44,6 +44,7 @@ func TestReservations(t *testing.T) {
 	config := controlplane.Start(t)
 	for name, test := range map[string]func(*env){
 		"Explain":               explain,
+		"Rehearsed":             rehearsed,
 		"LastCapacity":          lastCapacity,
 		"AuditLog":              auditLog,
 		"Crash":                 func(e *env) { crash(e) },

@@ -1,4 +1,4 @@
-package main
+package explain_test
 
 import (
 	"testing"
@@ -24,7 +24,7 @@ func TestChoose(t *testing.T) {
 	all := []corev1.Pod{pod("ended", "n", corev1.PodSucceeded, ""), pod("home", "n", corev1.PodRunning, ""), pod("away", "spillway-paris", corev1.PodRunning, "h"),
 		pod("starts", "spillway-paris", corev1.PodPending, "h"), pod("waits-b", "", corev1.PodPending, ""), pod("waits-a", "", corev1.PodPending, "")}
 	for _, want := range []string{"waits-a", "waits-b", "starts", "away", "home", "ended"} {
-		got := choose(all)
+		got := explain.Choose(all)
 		if got.Name != want {
 			t.Errorf("of %d pods, %s is explained, want %s", len(all), got.Name, want)
 		}
@@ -36,7 +36,7 @@ func TestChoose(t *testing.T) {
 		}
 		all = rest
 	}
-	if choose(nil) != nil {
+	if explain.Choose(nil) != nil {
 		t.Error("of no pods, one is explained")
 	}
 }
@@ -44,7 +44,7 @@ func TestChoose(t *testing.T) {
 // TestLatestEvents: only the last event of each reason counts, in any of the forms of events.
 func TestLatestEvents(t *testing.T) {
 	at := func(minute int) time.Time { return time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC) }
-	got := latest([]corev1.Event{
+	got := explain.Latest([]corev1.Event{
 		{Reason: "OverflowQueued", Message: "former", LastTimestamp: metav1.NewTime(at(1))},
 		{Reason: "OverflowQueued", Message: "last", EventTime: metav1.NewMicroTime(at(0)), Series: &corev1.EventSeries{LastObservedTime: metav1.NewMicroTime(at(9))}},
 		{Reason: "OverflowRequested", Message: "once", EventTime: metav1.NewMicroTime(at(2))},
@@ -71,20 +71,8 @@ func TestMinimum(t *testing.T) {
 		{object(map[string]any{"podGroups": []any{map[string]any{"name": "b"}, map[string]any{"name": "a", "policy": gang}}}), demand.Gang{API: demand.KubernetesGangs, Workload: "w", PodGroup: "a"}, 4},
 		{object(map[string]any{"minMember": "many"}), demand.Gang{API: demand.CoschedulingGangs, PodGroup: "a"}, 0},
 	} {
-		if got := minimum(of.group, of.gang); got != of.want {
+		if got := explain.Minimum(of.group, of.gang); got != of.want {
 			t.Errorf("%s needs %d pods, want %d", of.gang, got, of.want)
 		}
-	}
-}
-
-// TestLocale: other terminals get ASCII.
-func TestLocale(t *testing.T) {
-	for locale, want := range map[string]bool{"en_US.UTF-8": true, "C.utf8": true, "C": false, "de_DE.ISO-8859-1": false, "": true} {
-		if got := utf8Locale(func(name string) string { return map[string]string{"LANG": locale}[name] }); got != want {
-			t.Errorf("locale %q is UTF-8: %t", locale, got)
-		}
-	}
-	if utf8Locale(func(name string) string { return map[string]string{"LANG": "en_US.UTF-8", "LC_ALL": "C"}[name] }) {
-		t.Error("LC_ALL does not come first")
 	}
 }
