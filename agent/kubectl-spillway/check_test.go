@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 	out, _ = c.run(exitNo, "check", "-o=json")
 	got := states(t, out)
 	for name, want := range map[string]explain.State{"Kubernetes": explain.OK, "CRDs": explain.OK, "Programs": explain.OK, "Permissions": explain.Failed, "Webhook": explain.Failed,
-		"Hub": explain.OK, "Network": explain.Waiting, "Namespaces": explain.OK} {
+		"Hub": explain.OK, "Reach": explain.OK, "Clocks": explain.OK, "Network": explain.Waiting, "Namespaces": explain.OK} {
 		if got[name] != want {
 			t.Errorf("check: %s is %s, want %s\n%s", name, got[name], want, out)
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -77,7 +76,7 @@ func TestTopDraws(t *testing.T) {
 		keys, press := io.Pipe()
 		ended := make(chan error, 1)
 		go func() {
-			remembered := &remembering{Client: live, refused: map[reflect.Type]error{}}
+			remembered := top.Remember(live)
 			board, err := o.board(ctx, remembered)
 			if err == nil {
 				err = o.live(ctx, board, remembered, tea.WithInput(keys))
@@ -115,10 +114,12 @@ func TestTopWatches(t *testing.T) {
 	o := c.options()
 	live, err := o.client()
 	expect.NoError(t, err)
-	remembered := &remembering{Client: live, refused: map[reflect.Type]error{}}
+	remembered := top.Remember(live)
 	_, err = o.board(t.Context(), remembered)
 	expect.NoError(t, err)
-	watched, lost, err := o.watch(t.Context())
+	config, err := o.flags.ToRESTConfig()
+	expect.NoError(t, err)
+	watched, lost, err := top.Watch(t.Context(), config, live, o.system)
 	expect.NoError(t, err)
 	remembered.Client = watched
 	sees := func(id string) {

@@ -50,6 +50,7 @@ var decoders = map[string]string{
 	"broker/internal/server.join":              fuzzBodies,
 
 	"agent/internal/health.expiry":                         "agent/internal/health.FuzzExpiry",
+	"agent/internal/probe.Lacks":                           "agent/internal/probe.FuzzLacks",
 	"agent/internal/identity.parse":                        "agent/internal/identity.FuzzCredentials",
 	"agent/internal/identity.stored":                       "agent/internal/identity.FuzzCredentials",
 	"agent/internal/identity.certificateRequest":           "agent/internal/identity.FuzzCredentials",

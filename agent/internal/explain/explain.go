@@ -56,7 +56,7 @@ func (w *walk) step(name string, state State, message string, details ...Detail)
 	if w.decided {
 		state, message, details = Skipped, "", nil
 	}
-	w.Steps = append(w.Steps, Step{name, state, message, details})
+	w.Steps = append(w.Steps, Step{Name: name, State: state, Message: message, Details: details})
 }
 
 // stop adds a step that fails and decides, with its fix.

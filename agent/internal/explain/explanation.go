@@ -51,6 +51,8 @@ type Step struct {
 	State   State    `json:"state"`
 	Message string   `json:"message"`
 	Details []Detail `json:"details,omitempty"`
+	// See is where the documentation has more, as FILE#ANCHOR; empty for none.
+	See string `json:"see,omitempty"`
 }
 
 // Detail is a part of a step: a cluster, a resource or a pod.

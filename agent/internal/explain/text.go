@@ -22,8 +22,8 @@ const detailsShown = 8
 
 var marks = map[State][2]string{OK: {"✓", "[ok]"}, Failed: {"✗", "[no]"}, Waiting: {"…", "[..]"}, Unknown: {"?", "[?]"}, Skipped: {"-", "[-]"}}
 
-// mark is the mark of a state, of one width for all.
-func (s Style) mark(state State) string {
+// Mark is the mark of a state, of one width for all.
+func (s Style) Mark(state State) string {
 	if s.ASCII {
 		return fmt.Sprintf("%-4s", marks[state][1])
 	}
@@ -51,7 +51,10 @@ func Page(style Style, head []string, steps []Step, summary string, fixes []Fix,
 	}
 	b.WriteString("\n")
 	for _, step := range steps {
-		b.WriteString(hanging(fmt.Sprintf("%s %-13s ", style.mark(step.State), step.Name), step.Message, style.Width))
+		b.WriteString(hanging(fmt.Sprintf("%s %-13s ", style.Mark(step.State), step.Name), step.Message, style.Width))
+		if step.See != "" && (style.Wide || step.State == Failed || step.State == Waiting) {
+			b.WriteString("    see " + step.See + "\n")
+		}
 		shown := step.Details
 		if !style.Wide && len(shown) > detailsShown {
 			shown = shown[:detailsShown]
@@ -64,7 +67,7 @@ func Page(style Style, head []string, steps []Step, summary string, fixes []Fix,
 			if d.Message != "" {
 				words += ": " + d.Message
 			}
-			b.WriteString(hanging("    "+style.mark(d.State)+" ", words, style.Width))
+			b.WriteString(hanging("    "+style.Mark(d.State)+" ", words, style.Width))
 		}
 		if hidden := len(step.Details) - len(shown); hidden > 0 {
 			fmt.Fprintf(&b, "      and %d more: -o wide\n", hidden)

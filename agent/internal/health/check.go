@@ -11,6 +11,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -25,6 +26,7 @@ const (
 	EndpointSlices  = "endpointslices.discovery.k8s.io"
 	NetworkPolicies = "networkpolicies.networking.k8s.io"
 	Secrets         = "secrets"
+	DaemonSets      = "daemonsets.apps"
 )
 
 // IdentitySecret has the certificate by which the broker knows the agent.
@@ -46,6 +48,16 @@ type Installation struct {
 	Identity *corev1.Secret
 	// OptedIn is how many namespaces are.
 	OptedIn int
+	// Plugin is the version of this program, empty if it is not a released one.
+	Plugin string
+	// LacksFields are the fields of Spillway's kinds that this program knows and the API server does not.
+	LacksFields []string
+	// ClockAhead is by how much the clock of the API server is ahead of this machine's; nil if unknown.
+	ClockAhead *time.Duration
+	// NetworkPlugins are the DaemonSets of kube-system.
+	NetworkPlugins []appsv1.DaemonSet
+	// Endpoints are those of Addresses, as this machine sees them.
+	Endpoints []Endpoint
 }
 
 // Permission is whether someone may do something.
@@ -72,16 +84,29 @@ func Check(in *Installation, pre bool) Report {
 		s.crds(in, pre)
 	} else {
 		s.crds(in, pre)
-		s.programs()
+		s.programs(in)
 		s.permissions(in)
 		s.webhook(in)
 		s.hub()
+		s.reach(in)
+		s.clocks(in)
 		s.certificates(in)
 		s.networks(in)
 		s.namespaces(in)
 	}
+	for i := range s.Steps {
+		s.Steps[i].See = see[s.Steps[i].Name]
+	}
 	s.finish()
 	return s.Report
+}
+
+// see is where the documentation has more about each step.
+var see = map[string]string{
+	"Kubernetes": "charts/README.md#supported-versions-of-kubernetes", "CRDs": "charts/README.md#upgrade", "Programs": "charts/README.md#troubleshooting",
+	"Permissions": "charts/README.md#permissions-and-api-priority", "Webhook": "charts/README.md#network", "Hub": "broker/README.md#join-and-removal-of-clusters",
+	"Reach": "charts/README.md#network", "Clocks": "charts/README.md#replicas-and-failures", "Certificates": "broker/README.md#join-and-removal-of-clusters",
+	"Network": "charts/README.md#network", "Namespaces": "scheduler-plugin/README.md#opt-in",
 }
 
 func (s *status) version(in *Installation) {
@@ -117,13 +142,23 @@ func (s *status) crds(in *Installation, pre bool) {
 	case len(missing) > 0:
 		s.fail(name, "the API server does not serve "+strings.Join(missing, ", "), explain.Fix{Message: "Apply the CRDs, see charts/README.md#upgrade.",
 			Commands: []string{"kubectl apply --server-side --force-conflicts -f charts/agent/crds"}})
+	case len(in.LacksFields) > 0:
+		s.fail(name, fmt.Sprintf("they are older than this program: they lack %s%s", in.LacksFields[0], more(len(in.LacksFields)-1)), explain.Fix{Message: "Apply the CRDs of one version with the programs, see charts/README.md#upgrade.",
+			Commands: []string{"kubectl apply --server-side --force-conflicts -f charts/agent/crds"}})
 	default:
-		s.step(name, explain.OK, fmt.Sprintf("%d kinds of %s", len(in.Kinds), broker.GroupVersion))
+		s.step(name, explain.OK, fmt.Sprintf("%d kinds of %s, with all fields that this program knows", len(in.Kinds), broker.GroupVersion))
 	}
 }
 
+func more(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
+}
+
 // programs: whether they run, of one version.
-func (s *status) programs() {
+func (s *status) programs(in *Installation) {
 	const name = "Programs"
 	if s.unreadable(Deployments) {
 		s.unknown(name, Deployments)
@@ -157,6 +192,8 @@ func (s *status) programs() {
 		s.fail(name, bad+" does not work", s.logsOf(bad), details...)
 	case len(versions) > 1:
 		s.fail(name, "they are of several versions: "+strings.Join(versions, ", "), explain.Fix{Message: "Upgrade all charts to one version, see charts/README.md#upgrade."}, details...)
+	case in.Plugin != "" && len(versions) == 1 && versions[0] != in.Plugin:
+		s.step(name, explain.Waiting, fmt.Sprintf("%d run, of version %s, and this program is of version %s: use one of the same", len(details), versions[0], in.Plugin), details...)
 	default:
 		s.step(name, explain.OK, fmt.Sprintf("%d run", len(details)), details...)
 	}
@@ -219,8 +256,7 @@ func (s *status) certificates(in *Installation) {
 	const name = "Certificates"
 	var details []explain.Detail
 	bad := false
-	add := func(subject string, content []byte) {
-		end, err := expiry(content)
+	addEnd := func(subject string, end time.Time, err error) {
 		d := explain.Detail{State: explain.OK, Subject: subject, Message: "ends on " + end.UTC().Format(time.DateOnly)}
 		switch {
 		case err != nil:
@@ -233,12 +269,21 @@ func (s *status) certificates(in *Installation) {
 		bad = bad || d.State == explain.Failed
 		details = append(details, d)
 	}
+	add := func(subject string, content []byte) {
+		end, err := expiry(content)
+		addEnd(subject, end, err)
+	}
 	if in.Identity != nil {
 		add("agent, for the broker", in.Identity.Data[corev1.TLSCertKey])
 	}
 	for i := range in.Webhooks {
 		if w := &in.Webhooks[i]; len(w.Webhooks) > 0 && len(w.Webhooks[0].ClientConfig.CABundle) > 0 && strings.HasPrefix(w.Name, "spillway-") {
 			add("authority of webhook "+w.Name, w.Webhooks[0].ClientConfig.CABundle)
+		}
+	}
+	for _, e := range in.Endpoints {
+		if !e.Ends.IsZero() {
+			addEnd("serving, of "+e.Subject, e.Ends, nil)
 		}
 	}
 	switch {
@@ -272,17 +317,29 @@ func expiry(content []byte) (end time.Time, err error) {
 	return end, nil
 }
 
-// networks: the policies of the programs.
+// enforcers are network plugins that enforce NetworkPolicies, by the names of their DaemonSets.
+var enforcers = []string{"antrea-agent", "calico-node", "canal", "cilium", "kindnet", "kube-router", "ovnkube-node", "weave-net"}
+
+// networks: the policies of the programs, and who may enforce them. Whether they are enforced is seen
+// only by a connection that is to fail.
 func (s *status) networks(in *Installation) {
 	const name = "Network"
-	const unseen = "; whether the network plugin enforces them cannot be seen from here (charts/README.md#network)"
+	enforced := "no network plugin is seen in kube-system that is known to enforce them"
+	for i := range in.NetworkPlugins {
+		if plugin := in.NetworkPlugins[i].Name; slices.Contains(enforcers, plugin) {
+			enforced = plugin + " runs, which enforces them unless it is configured otherwise"
+		}
+	}
+	if s.unreadable(DaemonSets) {
+		enforced = "whether the network plugin enforces them cannot be seen from here"
+	}
 	switch n := len(in.NetworkPolicies); {
 	case s.unreadable(NetworkPolicies):
 		s.unknown(name, NetworkPolicies)
 	case n == 0:
-		s.step(name, explain.Waiting, "no NetworkPolicy limits the programs in namespace "+s.System+": value networkPolicy.enabled of the charts makes them")
+		s.step(name, explain.Waiting, "no NetworkPolicy limits the programs in namespace "+s.System+": value networkPolicy.enabled of the charts makes them; "+enforced)
 	default:
-		s.step(name, explain.OK, fmt.Sprintf("%d NetworkPolicies in namespace %s%s", n, s.System, unseen))
+		s.step(name, explain.OK, fmt.Sprintf("%d NetworkPolicies in namespace %s; %s", n, s.System, enforced))
 	}
 }
 

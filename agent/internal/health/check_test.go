@@ -7,14 +7,20 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	"github.com/spillway-dev/spillway/agent/internal/health"
@@ -42,6 +48,10 @@ func installed(t *testing.T) *health.Installation {
 		EndpointSlices:  []discoveryv1.EndpointSlice{{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: health.Scheduler}}, Endpoints: make([]discoveryv1.Endpoint, 1)}},
 		Webhooks: []admissionv1.MutatingWebhookConfiguration{{ObjectMeta: metav1.ObjectMeta{Name: health.Scheduler}, Webhooks: []admissionv1.MutatingWebhook{
 			{ClientConfig: admissionv1.WebhookClientConfig{CABundle: certificate(t, 3650*24*time.Hour)}}}}},
+		ClockAhead:     ptr.To(2 * time.Second),
+		NetworkPlugins: []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"}}, {ObjectMeta: metav1.ObjectMeta{Name: "cilium"}}},
+		Endpoints: []health.Endpoint{{Subject: "the broker", URL: "https://hub.example.com:30443", Ends: now.Add(90 * 24 * time.Hour)},
+			{Subject: "API server of paris", URL: "https://paris.example.com:6443", Problem: "i/o timeout"}},
 		Identity: &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: certificate(t, 60*24*time.Hour)}},
 	}
 	for i := range in.Deployments {
@@ -63,6 +73,13 @@ func TestCheck(t *testing.T) {
 			in.Permissions[1].Allowed = false
 			in.EndpointSlices, in.NetworkPolicies, in.OptedIn = nil, nil, 0
 			in.Identity.Data[corev1.TLSCertKey] = certificate(t, -time.Hour)
+			in.Advertisements[0].Spec.Unreachable = []string{"paris"}
+			in.ClockAhead, in.NetworkPlugins = ptr.To(-time.Hour), nil
+		}},
+		"old-crds": {change: func(in *health.Installation) {
+			in.LacksFields, in.Plugin = []string{"Reservation.spec.minAvailable", "Reservation.status.where"}, "0.2.0"
+			in.ClockAhead = ptr.To(5 * time.Minute)
+			in.Endpoints[0].Ends = now.Add(-time.Hour)
 		}},
 		"no-permission": {well: true, change: func(in *health.Installation) {
 			*in = health.Installation{Observed: health.Observed{Now: now, System: in.System}, Version: in.Version, Kinds: in.Kinds, Permissions: []health.Permission{{Unknown: "you may not create subjectaccessreviews"}}}
@@ -95,8 +112,49 @@ func FuzzExpiry(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		in := &health.Installation{Observed: *rome(), Identity: &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: content}}}
-		if report := health.Check(in, false); len(report.Steps) != 9 {
+		if report := health.Check(in, false); len(report.Steps) != 11 {
 			t.Errorf("%d steps", len(report.Steps))
 		}
 	})
+}
+
+// TestLinks: what reports, explanations and this package's steps link to is there.
+func TestLinks(t *testing.T) {
+	texts := ""
+	report := health.Check(installed(t), false)
+	for _, step := range report.Steps {
+		if step.See == "" {
+			t.Errorf("step %s links to nothing", step.Name)
+		}
+		texts += step.See + "\n"
+	}
+	for _, pattern := range []string{"*.go", "../explain/*.go", "testdata/*.golden"} {
+		files, err := filepath.Glob(pattern)
+		expect.NoError(t, err)
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			expect.NoError(t, err)
+			texts += string(content)
+		}
+	}
+	links := regexp.MustCompile(`([a-z-]+/README\.md)#([a-z0-9-]+)`).FindAllStringSubmatch(texts, -1)
+	if len(links) < 20 {
+		t.Errorf("there are %d links", len(links))
+	}
+	anchors := map[string]map[string]bool{}
+	for _, link := range links {
+		file, anchor := link[1], link[2]
+		if anchors[file] == nil {
+			anchors[file] = map[string]bool{}
+			content, err := os.ReadFile(filepath.Join("../../..", file))
+			expect.NoError(t, err)
+			for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(content), -1) {
+				name := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+				anchors[file][strings.ReplaceAll(name, " ", "-")] = true
+			}
+		}
+		if !anchors[file][anchor] {
+			t.Errorf("%s has no heading for #%s", file, anchor)
+		}
+	}
 }

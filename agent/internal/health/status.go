@@ -176,19 +176,8 @@ func (s *status) hub() {
 // agent, and some for clocks that differ.
 func (s *status) heardWithin() time.Duration {
 	beat := 30 * time.Second
-	for i := range s.Deployments {
-		if s.Deployments[i].Name != Agent {
-			continue
-		}
-		for _, c := range s.Deployments[i].Spec.Template.Spec.Containers {
-			for _, arg := range c.Args {
-				if value, found := strings.CutPrefix(arg, "--advertisement-requeue-interval="); found {
-					if set, err := time.ParseDuration(value); err == nil {
-						beat = set
-					}
-				}
-			}
-		}
+	if set, err := time.ParseDuration(s.flagOf(Agent, "--advertisement-requeue-interval=")); err == nil {
+		beat = set
 	}
 	return 3*beat + clocksDiffer
 }
