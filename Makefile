@@ -92,12 +92,19 @@ CHART ?= agent
 NAMESPACE ?= spillway-system
 ARGS ?=
 
+PROGRAMS ?= spillway-broker:broker spillway-agent:agent spillway-scheduler:scheduler-plugin spillway-virtual-node:virtual-node kubectl-spillway:agent/kubectl-spillway
+BIN ?= bin
+
 .PHONY: build
 build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node, and the plugin bin/kubectl-spillway
-	@for program in spillway-broker:broker spillway-agent:agent spillway-scheduler:scheduler-plugin spillway-virtual-node:virtual-node kubectl-spillway:agent/kubectl-spillway; do \
-	  go build -o "bin/$${program%%:*}" "./$${program##*:}" && echo "bin/$${program%%:*}" || exit 1; \
+	@for program in $(PROGRAMS); do \
+	  go build $(PROD) -o "$(BIN)/$${program%%:*}" "./$${program##*:}" && echo "$(BIN)/$${program%%:*}" || exit 1; \
 	done
-	@cp agent/kubectl-spillway/kubectl_complete-spillway bin/
+	@cp agent/kubectl-spillway/kubectl_complete-spillway "$(BIN)/"
+
+.PHONY: build-prod
+build-prod: PROD := -ldflags='-s -w' -buildvcs=true
+build-prod: build ## Build the same without symbols, static as all, with the commit in them: go version -m bin/spillway-broker
 
 .PHONY: install
 install: ## Create or update the CRDs of CHART (agent or broker) in kubectl's current cluster

@@ -40,20 +40,24 @@ func TestExamples(t *testing.T) {
 	c, err := client.New(controlplane.Start(t), client.Options{})
 	expect.NoError(t, err)
 	expect.NoError(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
-	files, err := filepath.Glob("*/examples/*.yaml")
-	expect.NoError(t, err)
 	kinds := map[string]int{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, pattern := range []string{"*/examples/*.yaml", "*/examples/original/*.yaml"} {
+		files, err := filepath.Glob(pattern)
 		expect.NoError(t, err)
-		object := &unstructured.Unstructured{}
-		expect.NoError(t, yaml.UnmarshalStrict(text, &object.Object))
-		if err := c.Create(t.Context(), object, client.FieldValidation(metav1.FieldValidationStrict)); err != nil {
-			t.Errorf("%s: %v", file, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			expect.NoError(t, err)
+			for document := range strings.SplitSeq(string(text), "\n---\n") {
+				object := &unstructured.Unstructured{}
+				expect.NoError(t, yaml.UnmarshalStrict([]byte(document), &object.Object))
+				if err := c.Create(t.Context(), object, client.FieldValidation(metav1.FieldValidationStrict)); err != nil {
+					t.Errorf("%s: %v", file, err)
+				}
+				kinds[object.GetKind()]++
+			}
 		}
-		kinds[object.GetKind()]++
 	}
-	for kind, atLeast := range map[string]int{"Reservation": 5, "OverflowPolicy": 1, "BrokerConfig": 1, "ClusterAdvertisement": 1} {
+	for kind, atLeast := range map[string]int{"Reservation": 8, "OverflowPolicy": 1, "BrokerConfig": 1, "ClusterAdvertisement": 1} {
 		if kinds[kind] < atLeast {
 			t.Errorf("%d examples of kind %s, want %d", kinds[kind], kind, atLeast)
 		}

@@ -1,8 +1,12 @@
 package charts_test
 
 import (
+	"debug/buildinfo"
+	"debug/elf"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +21,35 @@ import (
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
+
+// TestMakeBuild: programs are static; those for production have no symbols, and the commit.
+func TestMakeBuild(t *testing.T) {
+	bin := t.TempDir()
+	for target, symbols := range map[string]bool{"build": true, "build-prod": false} {
+		out, err := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", "..", target, "PROGRAMS=spillway-agent:agent", "BIN="+bin).CombinedOutput()
+		if err != nil {
+			t.Fatalf("make %s: %v\n%s", target, err, out)
+		}
+		file, err := elf.Open(filepath.Join(bin, "spillway-agent"))
+		expect.NoError(t, err)
+		for _, part := range file.Progs {
+			if part.Type == elf.PT_INTERP {
+				t.Errorf("make %s: the program is not static", target)
+			}
+		}
+		if have := file.Section(".symtab") != nil; have != symbols {
+			t.Errorf("make %s: symbols: %t, want %t", target, have, symbols)
+		}
+		expect.NoError(t, file.Close())
+		info, err := buildinfo.ReadFile(filepath.Join(bin, "spillway-agent"))
+		expect.NoError(t, err)
+		// The go command does not know other work trees of a repository.
+		git, err := os.Stat("../.git")
+		if !symbols && !slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "vcs.revision" }) && err == nil && git.IsDir() {
+			t.Errorf("make %s: the program has no commit", target)
+		}
+	}
+}
 
 // TestMakeTargets runs the targets that act on a cluster, as the README describes them.
 func TestMakeTargets(t *testing.T) {
