@@ -2,9 +2,10 @@
 // broker, the agents with driver direct, the scheduler and virtual-node are real, and kubelets
 // are simulated. What needs containers or their networks is shown on the lab (e2e/scenarios).
 //
-// All tests share one playground. Each brings its own nodes (begin) and namespaces (optedIn,
-// namespaceIn), and none begins before all of the former one is gone. The one in
-// without_broker_test.go, the last by the file's name, ends the playground.
+// All tests but that of as_the_original_test.go, which by the file's name is the first, share one
+// playground. Each brings its own nodes (begin) and namespaces (optedIn, namespaceIn), and none
+// begins before all of the former one is gone. The one in without_broker_test.go, the last by the
+// file's name, ends the playground.
 package scenarios_test
 
 import (
