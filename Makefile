@@ -71,6 +71,10 @@ KILLS ?= 20
 histories: ## Kill and stop real brokers KILLS times during OPERATIONS operations, and check what the clusters saw (without docker)
 	@$(RUN) -v -timeout 60m ./e2e/histories -operations=$(OPERATIONS) -kills=$(KILLS)
 
+.PHONY: test-page
+test-page: ## Test the broker's page in a headless Chromium; PICTURES=1 writes the pictures of the documents (without docker)
+	@PICTURES=$(PICTURES) $(RUN) -v -tags e2e -timeout 25m ./e2e/page
+
 .PHONY: images
 images: ## Build the container images as archives and print their paths
 	@$(LAB) images

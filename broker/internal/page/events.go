@@ -37,6 +37,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	var sent time.Time
 	for {
 		if now, at := p.Store.Events(), p.Clock.Now(); now != seen || at.Sub(sent) >= aliveEvery {
+			extend(w)
 			if !p.mayStay(r) || !writeEvent(w, now) {
 				return
 			}
@@ -46,6 +47,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case <-p.stopping:
+			extend(w)
 			return
 		case <-ticker.C():
 		}
@@ -62,10 +64,14 @@ func (p *Page) mayStay(r *http.Request) bool {
 	return err == nil && user != (session.User{})
 }
 
-func writeEvent(w http.ResponseWriter, number uint64) bool {
+// extend gives the browser time to read an event, or the end.
+func extend(w http.ResponseWriter) {
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Time{}) // of the whole stream
+	_ = control.SetReadDeadline(time.Time{}) // it was for the request
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+}
+
+func writeEvent(w http.ResponseWriter, number uint64) bool {
 	_, err := fmt.Fprintf(w, "retry: 2000\ndata: %d\n\n", number)
-	return err == nil && control.Flush() == nil
+	return err == nil && http.NewResponseController(w).Flush() == nil
 }

@@ -205,7 +205,6 @@ func (p *Page) write(w http.ResponseWriter, status int, template string, with sh
 		http.Error(w, "This view cannot be shown: see the log of the broker.", http.StatusInternalServerError)
 		return
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(callTimeout)) // a recorder has none
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(body.Bytes()) // or the caller is gone

@@ -80,6 +80,7 @@ func (p *Page) Start(ctx context.Context) error {
 		Handler:           p.Handler(),
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       callTimeout,
+		WriteTimeout:      callTimeout,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          log.New(connectionLog{p.Log}, "", 0),
