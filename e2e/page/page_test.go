@@ -83,6 +83,8 @@ func emptyHub(t *testing.T, b *tab) {
 		b.at(t, path)
 		b.shows(t, want, "● Live")
 	}
+	b.at(t, "/history")
+	b.shows(t, "keeps no history", "reload for newer figures")
 }
 
 // showViews shows all views of a hub in use. The browser is not reloaded for what is new.
@@ -127,7 +129,7 @@ func showViews(t *testing.T, h *hub, b *tab, paris *agent) {
 
 // looks checks what is on small and large screens, in the dark and in the light.
 func looks(t *testing.T, b *tab) {
-	for _, path := range append(views, "/reservations/rome-shop-web-5f0c") {
+	for _, path := range append(views, "/history", "/reservations/rome-shop-web-5f0c") {
 		b.at(t, path)
 		for _, width := range []int64{360, 0} {
 			for scheme, dark := range map[string]bool{"light": false, "dark": true} {

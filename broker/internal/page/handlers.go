@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,8 +24,10 @@ type document struct {
 	// needs reports whether a user may see it, and kind is what for.
 	needs func(session.User) bool
 	kind  string
+	// still ones are not followed: they cost more, and change less.
+	still bool
 	// view returns nil if there is no such thing.
-	view func(p *Page, r *http.Request) any
+	view func(p *Page, r *http.Request) (any, error)
 }
 
 func clusters(u session.User) bool     { return u.Clusters }
@@ -35,25 +38,52 @@ const kindClusters, kindReservations = "clusteradvertisements", "reservations"
 
 // documents are in the order of the navigation.
 var documents = []document{
-	{"/clusters", "Clusters", "clusters", clusters, kindClusters, func(p *Page, r *http.Request) any {
-		return view.OfClusters(p.snapshot(), pageOf(r))
+	{"/clusters", "Clusters", "clusters", clusters, kindClusters, false, func(p *Page, r *http.Request) (any, error) {
+		return view.OfClusters(p.snapshot(), pageOf(r)), nil
 	}},
-	{"/flows", "Flows", "flows", clusters, kindClusters, func(p *Page, r *http.Request) any {
-		return view.OfFlows(p.snapshot(), pageOf(r))
+	{"/flows", "Flows", "flows", clusters, kindClusters, false, func(p *Page, r *http.Request) (any, error) {
+		return view.OfFlows(p.snapshot(), pageOf(r)), nil
 	}},
-	{"/queue", "Queue", "queue", reservations, kindReservations, func(p *Page, r *http.Request) any {
-		return view.OfQueue(p.snapshot(), pageOf(r))
+	{"/queue", "Queue", "queue", reservations, kindReservations, false, func(p *Page, r *http.Request) (any, error) {
+		return view.OfQueue(p.snapshot(), pageOf(r)), nil
 	}},
-	{"/reservations", "Reservations", "reservations", reservations, kindReservations, func(p *Page, r *http.Request) any {
-		return view.OfReservations(p.snapshot(), text.TruncateTo(r.URL.Query().Get("filter"), 100), pageOf(r))
+	{"/reservations", "Reservations", "reservations", reservations, kindReservations, false, func(p *Page, r *http.Request) (any, error) {
+		return view.OfReservations(p.snapshot(), text.TruncateTo(r.URL.Query().Get("filter"), 100), pageOf(r)), nil
 	}},
-	{"/reservations/{name}", "Reservation", "reservation", reservations, kindReservations, func(p *Page, r *http.Request) any {
+	{"/history", "History", "history", reservations, kindReservations, true, (*Page).history},
+	{"/reservations/{name}", "Reservation", "reservation", reservations, kindReservations, false, func(p *Page, r *http.Request) (any, error) {
 		reservation := p.Store.Reservation(r.PathValue("name"))
 		if reservation == nil {
-			return nil
+			return nil, nil
 		}
-		return view.OfReservation(p.snapshot(), reservation)
+		return view.OfReservation(p.snapshot(), reservation), nil
 	}},
+}
+
+// daysToChoose are for how many days the history is shown; the first is the default.
+var daysToChoose = []int{30, 7, 90, 365}
+
+// history is the view of what has ended.
+func (p *Page) history(r *http.Request) (any, error) {
+	if p.History == nil {
+		return view.History{Off: true}, nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+	defer cancel()
+	days, _ := strconv.Atoi(r.URL.Query().Get("days"))
+	if !slices.Contains(daysToChoose, days) {
+		days = daysToChoose[0]
+	}
+	now := p.Clock.Now().UTC()
+	spent, err := p.History.Spent(ctx, now.AddDate(0, 0, 1-days).Format(time.DateOnly), now.Format(time.DateOnly))
+	if err != nil {
+		return nil, err
+	}
+	ended, next, err := p.History.Ended(ctx, view.PageSize, text.TruncateTo(r.URL.Query().Get("from"), 500))
+	if err != nil {
+		return nil, err
+	}
+	return view.OfHistory(now, days, spent, ended, next), nil
 }
 
 // pageOf is the number of the page that is asked for.
@@ -170,18 +200,27 @@ func (p *Page) show(w http.ResponseWriter, r *http.Request, d document) {
 		p.say(w, user, http.StatusForbidden, fmt.Sprintf("%s may not list %s in namespace %s. An administrator of the hub can bind Role spillway-broker-page to them.", user.Name, d.kind, p.Namespace))
 		return
 	}
+	making := p.making
+	if d.still {
+		making = p.reading
+	}
 	select {
-	case p.making <- struct{}{}:
-		defer func() { <-p.making }()
+	case making <- struct{}{}:
+		defer func() { <-making }()
 	case <-r.Context().Done():
 		return
 	}
-	content := d.view(p, r)
-	if content == nil {
-		p.say(w, user, http.StatusNotFound, "There is no such Reservation, or not any more.")
+	content, err := d.view(p, r)
+	switch {
+	case err != nil:
+		p.Log.Error(err, "Failed to make a view", "view", d.template)
+		p.say(w, user, http.StatusServiceUnavailable, "This view cannot be shown now: the log of the broker says why. Reload in a few seconds.")
+		return
+	case content == nil:
+		p.say(w, user, http.StatusNotFound, "There is no such Reservation, or not any more: see History.")
 		return
 	}
-	p.write(w, http.StatusOK, d.template, shown{Title: d.title, Path: d.path, User: user, At: p.Clock.Now().UTC(), View: content})
+	p.write(w, http.StatusOK, d.template, shown{Title: d.title, Path: d.path, Live: !d.still, User: user, At: p.Clock.Now().UTC(), View: content})
 }
 
 // say answers with one sentence.
@@ -191,10 +230,13 @@ func (p *Page) say(w http.ResponseWriter, user session.User, status int, message
 
 // shown is what a template gets.
 type shown struct {
+	// Path is empty for what is no view.
 	Title, Path string
-	User        session.User
-	At          time.Time
-	View        any
+	// Live is whether the script follows the broker.
+	Live bool
+	User session.User
+	At   time.Time
+	View any
 }
 
 // write writes a whole document, or none.

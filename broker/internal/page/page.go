@@ -33,7 +33,16 @@ const (
 	maxForm = 32 << 10
 )
 
-// Options of a Page. All but Secure are required.
+// History answers what has ended, and what capacity was used and cost.
+type History interface {
+	// Ended returns Reservations that have ended, the latest first, and where the next page begins,
+	// empty on the last one. from is that of the page before.
+	Ended(ctx context.Context, limit int, from string) (ended []view.Ended, next string, err error)
+	// Spent returns what was promised and used from a day to another one (2006-01-02).
+	Spent(ctx context.Context, from, to string) ([]view.Spent, error)
+}
+
+// Options of a Page. All but Secure and History are required.
 type Options struct {
 	// Listener without TLS. The page closes it.
 	Listener net.Listener
@@ -44,6 +53,8 @@ type Options struct {
 	Namespace string
 	Store     *store.Store
 	Sessions  *session.Sessions
+	// History is nil if none is kept.
+	History History
 	// Ready is an error on a replica that is not the leader.
 	Ready func() error
 	Clock clock.WithTicker
@@ -58,14 +69,14 @@ type Page struct {
 	// signIns limit by address, requests by user, streams count by user.
 	signIns, requests *limits.Rates
 	streams           limits.InProgress
-	// making has an element for each view that is being made.
-	making chan struct{}
+	// making has an element for each view that is being made, reading for each of the history.
+	making, reading chan struct{}
 }
 
 // New returns a Page that does not serve yet.
 func New(o Options) *Page {
 	return &Page{
-		Options: o, stopping: make(chan struct{}), making: make(chan struct{}, maxViews),
+		Options: o, stopping: make(chan struct{}), making: make(chan struct{}, maxViews), reading: make(chan struct{}, maxViews),
 		signIns:  limits.NewRates(o.Clock, limits.Always(1, 10)),
 		requests: limits.NewRates(o.Clock, limits.Always(30, 100)),
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
@@ -25,6 +26,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/page"
 	"github.com/spillway-dev/spillway/broker/internal/page/session"
+	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -44,16 +46,38 @@ type served struct {
 	review func(context.Context, string) (session.User, error)
 }
 
+// past is what has ended, as values, or why it cannot be read.
+type past struct {
+	spent []view.Spent
+	ended []view.Ended
+	err   error
+	// asked is what was asked last.
+	asked string
+}
+
+func (p *past) Ended(_ context.Context, limit int, from string) ([]view.Ended, string, error) {
+	p.asked += fmt.Sprintf(" %d from %q", limit, from)
+	return p.ended, "a&b", p.err
+}
+
+func (p *past) Spent(_ context.Context, from, to string) ([]view.Spent, error) {
+	p.asked = from + " to " + to
+	return p.spent, p.err
+}
+
 // everyone may see all, under the name of the token.
 func everyone(_ context.Context, token string) (session.User, error) {
 	return session.User{Name: token, Clusters: true, Reservations: true}, nil
 }
 
-func serve(t *testing.T, secure *tls.Config) *served {
+func serve(t *testing.T, secure *tls.Config) *served { return serveWith(t, secure, nil) }
+
+func serveWith(t *testing.T, secure *tls.Config, history page.History) *served {
 	t.Helper()
 	s := &served{store: store.New(clock.RealClock{}), review: everyone}
 	s.Page = page.New(page.Options{
-		Secure: secure, Namespace: "spillway-system", Store: s.store, Clock: clock.RealClock{}, Log: logr.Discard(), Ready: func() error { return s.ready },
+		History: history,
+		Secure:  secure, Namespace: "spillway-system", Store: s.store, Clock: clock.RealClock{}, Log: logr.Discard(), Ready: func() error { return s.ready },
 		Sessions: session.New(func(ctx context.Context, token string) (session.User, error) { return s.review(ctx, token) }, clock.RealClock{}),
 	})
 	server := httptest.NewServer(s.Handler())
@@ -130,7 +154,7 @@ func (s *served) signIn(t *testing.T, token string) *http.Client {
 	return b
 }
 
-var paths = []string{"/clusters", "/flows", "/queue", "/reservations", "/reservations?filter=" + url.QueryEscape(hostile), "/reservations/secret-web"}
+var paths = []string{"/clusters", "/flows", "/queue", "/reservations", "/reservations?filter=" + url.QueryEscape(hostile), "/history", "/reservations/secret-web"}
 
 // inline is what runs or styles inline, once the values of attributes are left out, and foreign what
 // leads to another host.
@@ -143,7 +167,10 @@ var (
 // TestHostileViews: what a cluster wrote is text, in every view, and the browser may run and load only
 // what the page has of its own.
 func TestHostileViews(t *testing.T) {
-	s := serve(t, nil)
+	s := serveWith(t, nil, &past{
+		spent: []view.Spent{{Day: time.Now().UTC().Format(time.DateOnly), Consumer: hostile, Provider: hostile, CoreHours: 1, Currency: hostile, Cost: big.NewRat(1, 1)}},
+		ended: []view.Ended{{Name: hostile, Consumer: hostile, Owner: hostile, Requested: hostile, Reason: hostile, Shares: []view.Share{{Provider: hostile, Why: hostile, Currency: hostile, Cost: big.NewRat(1, 1)}}}},
+	})
 	s.put()
 	b := s.signIn(t, "ada")
 	for _, path := range append(paths, "/", "/sign-in?next="+url.QueryEscape(hostile), "/nothing") {
@@ -387,5 +414,35 @@ func TestEvents(t *testing.T) {
 	s.store.Note(&broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "b", ResourceVersion: "2"}}, false)
 	if data, ok := next(); ok {
 		t.Errorf("after signing out, there is event %q", data)
+	}
+}
+
+// TestHistory: the view of what has ended, for some numbers of days, in pages; or that there is none.
+func TestHistory(t *testing.T) {
+	s := serve(t, nil)
+	if a := do(t, s.signIn(t, "ada"), http.MethodGet, s.url+"/history", nil); a.StatusCode != http.StatusOK || !strings.Contains(a.body, "keeps no history") {
+		t.Errorf("without a history: %s", a.Status)
+	}
+	kept := &past{ended: []view.Ended{{Name: "web-ended", Consumer: "rome", Ended: time.Now()}}}
+	s = serveWith(t, nil, kept)
+	b := s.signIn(t, "ada")
+	today := time.Now().UTC()
+	day := func(before int) string { return today.AddDate(0, 0, -before).Format(time.DateOnly) }
+	for query, want := range map[string]string{
+		"":                     day(29) + " to " + day(0) + ` 100 from ""`,
+		"?days=365&from=a%26b": day(364) + " to " + day(0) + ` 100 from "a&b"`,
+		"?days=100000":         day(29) + " to " + day(0) + ` 100 from ""`,
+	} {
+		a := do(t, b, http.MethodGet, s.url+"/history"+query, nil)
+		if a.StatusCode != http.StatusOK || !strings.Contains(a.body, "web-ended") || strings.Contains(a.body, "page.js") || !strings.Contains(a.body, "from=a%26b") {
+			t.Errorf("%q: %s\n%s", query, a.Status, a.body)
+		}
+		if kept.asked != want && day(0) == time.Now().UTC().Format(time.DateOnly) {
+			t.Errorf("%q asks for %s, want %s", query, kept.asked, want)
+		}
+	}
+	kept.err = errors.New("no disk at /var/lib")
+	if a := do(t, b, http.MethodGet, s.url+"/history", nil); a.StatusCode != http.StatusServiceUnavailable || strings.Contains(a.body, "/var/lib") {
+		t.Errorf("a history that cannot be read: %s", a.Status)
 	}
 }

@@ -15,7 +15,7 @@ import (
 var assets embed.FS
 
 // templates are those of all views, each with the layout.
-var templates = parse("clusters", "flows", "queue", "reservations", "reservation", "message", "sign-in")
+var templates = parse("clusters", "flows", "queue", "reservations", "reservation", "history", "message", "sign-in")
 
 func parse(names ...string) map[string]*template.Template {
 	functions := template.FuncMap{
@@ -23,9 +23,13 @@ func parse(names ...string) map[string]*template.Template {
 		"title":     func(d document) string { return d.title },
 		"listed":    func(d document) bool { return d.title != "Reservation" },
 		"path":      func(d document) string { return d.path },
-		// half and scaled place what is drawn.
-		"scaled": func(value, by float64) string { return fmt.Sprintf("%.1f", value*by) },
-		"pages":  pagesOf,
+		// scaled places what is drawn.
+		"scaled":       func(value, by float64) string { return fmt.Sprintf("%.1f", value*by) },
+		"pages":        pagesOf,
+		"daysToChoose": func() []int { return daysToChoose },
+		"after": func(path string, days int, from string) string {
+			return path + "?" + url.Values{"days": {fmt.Sprint(days)}, "from": {from}}.Encode()
+		},
 	}
 	layout := template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/layout.html", "assets/parts.html"))
 	all := map[string]*template.Template{}

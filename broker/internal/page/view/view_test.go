@@ -2,6 +2,7 @@ package view_test
 
 import (
 	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
@@ -257,5 +258,51 @@ func TestFigures(t *testing.T) {
 		if got := view.OfClusters(snapshot(ad), 1).Rows[0].Resources[0]; got.Capacity != c.want || got.Resource != c.title {
 			t.Errorf("%s of %s is %+v", c.amount, c.name, got)
 		}
+	}
+}
+
+func TestHistory(t *testing.T) {
+	spent := []view.Spent{
+		{Day: "2026-11-28", Consumer: "rome", Provider: "paris", CoreHours: 30, UsedCoreHours: 15, Cost: big.NewRat(3, 2), Reference: big.NewRat(4, 1), Currency: "EUR"},
+		{Day: "2026-11-27", Consumer: "rome", Provider: "paris", CoreHours: 10, UsedCoreHours: 20, Cost: big.NewRat(1, 2), Currency: "EUR"},
+		{Day: "2026-11-27", Consumer: "rome", Provider: "berlin", CoreHours: 5},
+		{Day: "2026-11-22", Consumer: "oslo", Provider: "paris", CoreHours: 60, UsedCoreHours: 60, Cost: big.NewRat(2, 1), Currency: "USD"},
+	}
+	ended := []view.Ended{
+		{
+			Name: "web", Consumer: "rome", Owner: "shop/web", Requested: "5 pods", Reason: "Deleted", Asked: now.Add(-3 * time.Hour), Ended: now.Add(-time.Hour),
+			Shares: []view.Share{{
+				Provider: "paris", Why: "score 61.20", Most: expect.Resources("cpu", "5"), Granted: now.Add(-3 * time.Hour), FirstUsed: now.Add(-2 * time.Hour), Released: now.Add(-time.Hour),
+				CoreHours: 10, UsedCoreHours: 5, Cost: big.NewRat(1, 2), Currency: "EUR",
+			}},
+		},
+		{Name: "idle", Consumer: "rome", Ended: now.Add(-2 * time.Hour), Shares: []view.Share{{Provider: "berlin"}}},
+	}
+	got := view.OfHistory(now, 7, spent, ended, "more")
+	if got.Hours != "105" || got.Used != "90 %" || got.Cost != "2.00 EUR + 2.00 USD + unknown" || got.Saved != "2.50 EUR" || got.Next != "more" {
+		t.Errorf("%+v", got)
+	}
+	if diff := cmp.Diff([]view.Pair{
+		{"oslo", "paris", "60", "100 %", "2.00 USD"}, {"rome", "paris", "40", "88 %", "2.00 EUR"}, {"rome", "berlin", "5", "0 %", "unknown"},
+	}, got.Pairs); diff != "" {
+		t.Error(diff)
+	}
+	if c := got.Use; len(c.Bars) != 3 || c.Highest != "60" || c.First != "2026-11-22" || c.Last != "2026-11-28" || c.Bars[0].Height != 100 || c.Bars[2].Height != 50 || c.Bars[2].HeightOfUsed != 25 || c.Bars[1].HeightOfUsed > c.Bars[1].Height || c.Bars[2].Text != "2026-11-28: 30" {
+		t.Errorf("%+v", c)
+	}
+	if len(got.Costs) != 2 || got.Costs[0].Title != "Cost a day in EUR" || got.Costs[0].Highest != "1.5" {
+		t.Errorf("%+v", got.Costs)
+	}
+	if diff := cmp.Diff(view.ShareRow{
+		Provider: "paris", Why: "score 61.20", Most: "CPU 5", Hours: "10", Used: "50 %", Cost: "0.50 EUR", Granted: &view.Moment{At: "2026-11-28T09:00:00Z", Age: "3 h ago"},
+		FirstUsed: &view.Moment{At: "2026-11-28T10:00:00Z", Age: "2 h ago"}, Released: &view.Moment{At: "2026-11-28T11:00:00Z", Age: "60 min ago"},
+	}, got.Rows[0].Shares[0]); diff != "" {
+		t.Error(diff)
+	}
+	if idle := got.Rows[1]; idle.Owner != "made by hand" || idle.Asked != nil || idle.Shares[0].Cost != "unknown" || idle.Shares[0].Used != "–" {
+		t.Errorf("%+v", idle)
+	}
+	if none := view.OfHistory(now, 365, nil, nil, ""); none.Cost != "–" || none.Used != "–" || len(none.Use.Bars) != 0 {
+		t.Errorf("%+v", none)
 	}
 }
