@@ -151,10 +151,16 @@ func eval[T any](t *testing.T, b *tab, script string) (result T) {
 	return answered(t, func() (T, error) { return chromedp.Run(b.ctx, chromedp.Evaluate[T](script)) })
 }
 
-// text is that of the document, as people see it.
+// text is that of the document, as people see it; empty while the tab goes to another one.
 func (b *tab) text(t *testing.T) string {
 	t.Helper()
-	return eval[string](t, b, "document.body ? document.body.innerText : ''")
+	return answered(t, func() (string, error) {
+		text, err := chromedp.Run(b.ctx, chromedp.Evaluate[string]("document.body ? document.body.innerText : ''"))
+		if err != nil && strings.Contains(err.Error(), "navigated") {
+			return "", nil
+		}
+		return text, err
+	})
 }
 
 // shows waits until the document has texts.
