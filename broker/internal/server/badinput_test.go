@@ -112,7 +112,7 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + relay, body: `{"to":"paris","id":"","sealed":"eA=="}`, status: 400, want: "id must have"},
 		{route: "POST " + relay, body: `{"to":"paris","id":"1"}`, status: 400, want: "sealed must not be empty"},
 		{route: "POST " + relay, body: `{"to":"paris","id":"1","sealed":"?"}`, status: 400, want: "does not match the schema"},
-		{route: "GET " + relay, status: 400, want: "add ?watch=true"},
+		{route: "GET " + relay, version: "2", status: 400, want: "speaks version"},
 		{route: "POST /api/v2/reservations", body: `{}`, status: 404, want: "there is no POST"},
 	}
 }

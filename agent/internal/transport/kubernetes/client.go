@@ -55,6 +55,8 @@ func New(hub *rest.Config, namespace, cluster string, log logr.Logger) (*Client,
 	if err := broker.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
+	hub = rest.CopyConfig(hub)
+	hub.QPS, hub.Burst = 200, 400
 	api, err := client.NewWithWatch(hub, client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, fmt.Errorf("creating a client of the hub: %w", err)

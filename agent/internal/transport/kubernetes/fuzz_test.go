@@ -30,3 +30,20 @@ func FuzzSaid(f *testing.F) {
 		}
 	})
 }
+
+// TestListed: views count once the broker says that all are there, and again when another broker
+// says so.
+func TestListed(t *testing.T) {
+	s := &session{id: "mine", role: protocol.RoleProvider}
+	for _, step := range []struct {
+		said string
+		want bool
+	}{{"", false}, {"other broker-1", false}, {"mine broker-1", true}, {"mine broker-1", false}, {"mine broker-2", true}, {"other broker-2", false}} {
+		object := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			objects.AnnotationListed(protocol.RoleProvider): step.said, objects.AnnotationListed(protocol.RoleRequester): "mine broker-3",
+		}}}
+		if got := s.isListed(object); got != step.want {
+			t.Errorf("%q: %t", step.said, got)
+		}
+	}
+}
