@@ -38,7 +38,7 @@ func (o *options) observe(r *reader, argument string) (*explain.Observed, error)
 	if err != nil {
 		return nil, err
 	}
-	observed := &explain.Observed{Asked: explain.Object{Kind: asked.GetKind(), Namespace: namespace, Name: asked.GetName()}}
+	observed := &explain.Observed{System: o.system, Asked: explain.Object{Kind: asked.GetKind(), Namespace: namespace, Name: asked.GetName()}}
 	var reservations broker.ReservationList
 	var policies broker.OverflowPolicyList
 	var instructions broker.ReservationInstructionList

@@ -119,7 +119,7 @@ func (o *options) whatIf(r *reader, files []string, hubContext, consumer string)
 
 // observeNamespace reads what keeps pods of a namespace from overflowing.
 func (o *options) observeNamespace(r *reader, namespace string) *explain.Observed {
-	observed, ns := &explain.Observed{}, &corev1.Namespace{}
+	observed, ns := &explain.Observed{System: o.system}, &corev1.Namespace{}
 	var reservations broker.ReservationList
 	var policies broker.OverflowPolicyList
 	denied := len(r.wait())

@@ -263,6 +263,17 @@ func (g *Gangs) Hold(pod *corev1.Pod) (waitsFor string) {
 	return fmt.Sprintf(errGangUnknown, gang)
 }
 
+// Holds reports whether a pod waits until it is known what describes its gang.
+func (g *Gangs) Holds(pod types.UID) bool {
+	if g == nil {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	held, waits := g.held[pod]
+	return waits && !held.released
+}
+
 // Forget drops a pod that is no longer pending.
 func (g *Gangs) Forget(pod types.UID) {
 	if g == nil {

@@ -137,8 +137,11 @@ func (c *Controller) waitsFor(pod *corev1.Pod, events map[demand.Key]*Event, now
 		return &own, true
 	}
 	of, resolved := c.Keys.Get(pod)
-	if !resolved || !c.Synced() {
+	switch {
+	case !c.Synced():
 		return nil, false
+	case !resolved: // for so long that its owner may be gone: nothing is requested
+		return nil, true
 	}
 	key := of.Key.OfReservation()
 	e, known = events[key]
@@ -181,11 +184,13 @@ func (c *Controller) settle(pod *corev1.Pod) {
 }
 
 // settleAll does so for the pods of this scheduler that were bound, or whose namespaces opted out, while
-// no replica was active, and for those of another one.
+// no replica was active, for those that wait for what describes their gang and have not been tried since
+// then, and for those of another scheduler.
 func (c *Controller) settleAll(pods []*corev1.Pod) {
 	for _, pod := range pods {
 		own, others := pod.Spec.SchedulerName == c.Profile, c.Steers && pod.Spec.SchedulerName == corev1.DefaultSchedulerName
-		if condition.Unfinished(pod) && (own || others) && (pod.Spec.NodeName != "" || !OptedIn(c.Namespaces, pod.Namespace) || others && !unsteered(pod)) {
+		held := !c.Pending.Has(pod.UID) && c.Gangs.Holds(pod.UID)
+		if condition.Unfinished(pod) && (own || others) && (pod.Spec.NodeName != "" || !OptedIn(c.Namespaces, pod.Namespace) || held || others && !unsteered(pod)) {
 			c.settle(pod)
 		}
 	}

@@ -7,16 +7,23 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/compatibility"
 	"github.com/spillway-dev/spillway/scheduler-plugin/condition"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand/demandtest"
+	"github.com/spillway-dev/spillway/scheduler-plugin/gang"
+	"github.com/spillway-dev/spillway/scheduler-plugin/owners"
 	"github.com/spillway-dev/spillway/scheduler-plugin/waiting"
 )
 
@@ -257,5 +264,93 @@ func TestWaitEvent(t *testing.T) {
 				t.Errorf("%s %q, want %s with %q", e.reason, e.message, tc.reason, tc.part)
 			}
 		})
+	}
+}
+
+// conditionIsGone expects that a pod says nothing.
+func (w *waitingPods) conditionIsGone(name, when string) {
+	w.t.Helper()
+	if c := w.watch(name); c != nil {
+		w.t.Errorf("%s: the condition of %s is %+v", when, name, c)
+	}
+}
+
+// TestConditionWithoutOwner: a pod whose owner is gone does not say what is requested for it: nothing is.
+func TestConditionWithoutOwner(t *testing.T) {
+	w := podsThatWait(t, "crunch-0")
+	w.queued(1, full("paris"))
+	w.pass(requestedAfter + conditionPeriod)
+	w.expectSays("crunch-0", corev1.ConditionFalse, reasonQueued)
+	w.Keys = owners.NewKeyCache(w.now, demandtest.UnknownOwner)
+	w.Synced = func() bool { return false }
+	w.pass(conditionPeriod)
+	w.expectSays("crunch-0", corev1.ConditionFalse, reasonQueued)
+	w.Synced = func() bool { return true }
+	w.pass(conditionPeriod)
+	w.conditionIsGone("crunch-0", "without its owner")
+}
+
+// TestConditionOfHeldGang: a pod that is held after a restart, since nothing describes its gang any more,
+// does not say what it has waited for before.
+func TestConditionOfHeldGang(t *testing.T) {
+	w := podsThatWait(t, "crunch-0")
+	w.queued(1, full("paris"))
+	w.pass(requestedAfter + conditionPeriod)
+	w.expectSays("crunch-0", corev1.ConditionFalse, reasonQueued)
+	w.watch("crunch-0", func(p *corev1.Pod) {
+		p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To("train")}
+	})
+	pod, err := w.Pods.Pods("shop").Get("crunch-0")
+	expect.NoError(t, err)
+	informer := cache.NewSharedIndexInformer(nil, &corev1.Pod{}, 0, cache.Indexers{})
+	expect.NoError(t, informer.GetIndexer().Add(pod))
+	none := func(string, string) cache.WatchErrorHandlerWithContext { return nil }
+	w.Gangs, err = gang.New(w.now, dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), compatibility.Newest, informer, none)
+	expect.NoError(t, err)
+	w.conditions, w.Pending = condition.New(w.set, w.now, func() {}), waiting.NewPendingPods()
+	w.Profile = pod.Spec.SchedulerName
+	w.pass(waiting.LookPeriod)
+	w.expectSays("crunch-0", corev1.ConditionFalse, reasonQueued) // it may be tried any moment
+	if why := w.Gangs.Hold(pod); why == "" {
+		t.Fatal("the pod is not held")
+	}
+	w.pass(waiting.LookPeriod)
+	w.conditionIsGone("crunch-0", "held")
+}
+
+// TestConditionOfGang: what is granted to a gang counts for all its shapes, and so do the pods that
+// have a place.
+func TestConditionOfGang(t *testing.T) {
+	leader, worker, other := demandtest.JobPod("ring", "leader", "2"), demandtest.JobPod("ring", "worker", "1"), demandtest.JobPod("ring", "other", "1")
+	for _, pod := range []*corev1.Pod{leader, worker, other} {
+		pod.Labels = map[string]string{broker.LabelPodGroup: "ring"}
+	}
+	c, now := testController(t, demandtest.NewIndexer(leader, worker, other))
+	key, _ := c.Keys.Get(leader)
+	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "ring", Labels: map[string]string{
+		broker.LabelOwnerUID: string(key.Key.OwnerUID), broker.LabelShape: demand.GangShape}}}
+	for i, pod := range []*corev1.Pod{leader, worker} {
+		shape, set := demand.ShapeOf(pod)
+		set.Name, set.Count = shape, int32(i+1)
+		r.Spec.PodSets = append(r.Spec.PodSets, set)
+	}
+	r.Status.ID = "rome-ring"
+	r.Status.Allocations = []broker.Allocation{{Cluster: "paris", Accepted: true, VirtualNodeReady: true, PodSets: r.Spec.PodSets}}
+	expect.NoError(t, c.Reservations.cache.Add(r))
+	says := func() string {
+		e, _ := c.waitsFor(leader, map[demand.Key]*Event{}, now.Now())
+		if e == nil {
+			return ""
+		}
+		return e.reason
+	}
+	for placed, pod := range []*corev1.Pod{worker, other, leader} {
+		if got := says(); got != ReasonGranted {
+			t.Errorf("with %d of 3 pods placed, it says %q, want %s", placed, got, ReasonGranted)
+		}
+		c.Placements.Assume(pod, broker.VirtualNodeName("paris"), "")
+	}
+	if got := says(); got != "" {
+		t.Errorf("with all pods placed, it says %q", got)
 	}
 }

@@ -16,13 +16,21 @@ import (
 )
 
 const (
-	agentLogs     = "kubectl -n " + broker.SystemNamespace + " logs deploy/spillway-agent --tail=50"
-	schedulerPods = "kubectl -n " + broker.SystemNamespace + " get pods -l app.kubernetes.io/name=" + broker.SchedulerName
-
 	// Reasons of the agent and of the broker.
 	reasonBrokerUnreachable = "BrokerUnreachable"
 	reasonNotPreferred      = "NotPreferred"
 )
+
+// system returns the namespace of Spillway.
+func (o *Observed) system() string { return cmp.Or(o.System, broker.SystemNamespace) }
+
+func (o *Observed) agentLogs() string {
+	return "kubectl -n " + o.system() + " logs deploy/spillway-agent --tail=50"
+}
+
+func (o *Observed) schedulerPods() string {
+	return "kubectl -n " + o.system() + " get pods -l app.kubernetes.io/name=" + broker.SchedulerName
+}
 
 // reservation: whether capacity is requested, and what the broker says.
 func (w *walk) reservation() {
@@ -49,7 +57,7 @@ func (w *walk) reservation() {
 	case reported.Status == metav1.ConditionFalse && len(status.Allocations) == 0:
 		fix := &Fix{Message: "Correct what the message says.", Commands: []string{inspect}}
 		if reported.Reason == reasonBrokerUnreachable {
-			fix = &Fix{Message: "Check that the broker runs, and that the agent can reach it.", Commands: []string{agentLogs}}
+			fix = &Fix{Message: "Check that the broker runs, and that the agent can reach it.", Commands: []string{w.agentLogs()}}
 		}
 		w.stop(name, fmt.Sprintf("The broker has no copy of Reservation %s (%s): %s", r.Name, reported.Reason, reported.Message), fix)
 	case queued.Status == metav1.ConditionTrue:
@@ -89,7 +97,7 @@ func (w *walk) noReservation(name string) {
 		w.decided = true
 	default:
 		w.step(name, Waiting, "No capacity has been requested yet, which takes some seconds")
-		w.suggest(&Fix{Message: "If it stays so, check that " + broker.SchedulerName + " runs.", Commands: []string{schedulerPods}})
+		w.suggest(&Fix{Message: "If it stays so, check that " + broker.SchedulerName + " runs.", Commands: []string{w.schedulerPods()}})
 	}
 }
 
@@ -155,7 +163,7 @@ func (w *walk) providers() {
 	case n > 0 && (w.provider != "" || !queued):
 		w.step(name, OK, "chosen: "+strings.Join(w.chosen(), ", "), details...)
 	case len(details) == 0 && queued:
-		w.stop(name, "No provider: no other cluster has sent an advertisement", &Fix{Message: "Install Spillway in another cluster that lends capacity (charts/README.md).", Commands: []string{agentLogs}})
+		w.stop(name, "No provider: no other cluster has sent an advertisement", &Fix{Message: "Install Spillway in another cluster that lends capacity (charts/README.md).", Commands: []string{w.agentLogs()}})
 	case len(details) == 0:
 		w.step(name, Waiting, "The broker has not decided yet")
 	default:
@@ -236,7 +244,7 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 			fix.Manual, fix.Commands = true, []string{"kubectl edit " + policy}
 			return fix
 		case "Unreachable":
-			fix.Commands = []string{agentLogs}
+			fix.Commands = []string{w.agentLogs()}
 			return fix
 		}
 	}
@@ -377,7 +385,7 @@ func (w *walk) each(name, condition, done, todo string) {
 		return
 	}
 	w.step(name, Waiting, waiting, details...)
-	w.suggest(&Fix{Message: "If it stays so: " + todo, Commands: []string{agentLogs}})
+	w.suggest(&Fix{Message: "If it stays so: " + todo, Commands: []string{w.agentLogs()}})
 }
 
 // guest: the pod at its provider.

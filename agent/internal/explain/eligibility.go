@@ -32,7 +32,7 @@ func (w *walk) namespace() {
 	switch {
 	case w.Namespace == nil:
 		w.step(name, Unknown, w.permission(Namespaces))
-	case w.Namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled && (ns == "kube-system" || ns == broker.SystemNamespace):
+	case w.Namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled && (ns == "kube-system" || ns == w.system()):
 		w.stop(name, fmt.Sprintf("Pods of namespace %s do not overflow, whatever its labels", ns), nil)
 	case w.Namespace.Labels[broker.LabelOverflow] == broker.OverflowEnabled:
 		w.step(name, OK, ns+" is opted in")
@@ -125,7 +125,7 @@ func (w *walk) scheduler() {
 	case scheduler == corev1.DefaultSchedulerName:
 		fix := w.createAgain()
 		fix.Message = "Create the pod again. If that does not help, check that " + broker.SchedulerName + " runs."
-		fix.Commands = append(fix.Commands, fmt.Sprintf("kubectl -n %s get pods -l app.kubernetes.io/name=%s", broker.SystemNamespace, broker.SchedulerName))
+		fix.Commands = append(fix.Commands, w.schedulerPods())
 		w.stop(name, fmt.Sprintf("The pod's scheduler is %s: it was created before its namespace opted in, or while no %s was available", scheduler, broker.SchedulerName), fix)
 	default:
 		fix := &Fix{Message: "Leave schedulerName of the pod's template empty."}

@@ -239,6 +239,10 @@ func TestSituations(t *testing.T) {
 			if got != string(want) {
 				t.Errorf("%s differs; -update writes it. Now:\n%s", golden, got)
 			}
+			o.System = "elsewhere"
+			if named := explain.Explain(o); named.Fix != nil && strings.Contains(strings.Join(named.Fix.Commands, "\n"), broker.SystemNamespace) {
+				t.Errorf("where Spillway is in another namespace, it says %q", named.Fix.Commands)
+			}
 			plain := e.Text(explain.Style{ASCII: true, Wide: true})
 			for text, ok := range map[string]func(rune) bool{got: unicode.IsPrint, plain: func(r rune) bool { return r >= ' ' && r <= '~' }} {
 				if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !ok(r) }); i >= 0 {

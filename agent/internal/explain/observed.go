@@ -28,6 +28,8 @@ const (
 type Observed struct {
 	// Asked is what the question is about.
 	Asked Object
+	// System is the namespace of Spillway, spillway-system if it is empty.
+	System string
 	// Pod that is explained, or nil. It may be the template of a workload without pods: then it has no UID.
 	Pod *corev1.Pod
 	// Siblings are the pods of the workload that the question is about, with Pod.

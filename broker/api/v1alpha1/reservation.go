@@ -398,10 +398,10 @@ type ReservationStatus struct {
 	Wanted string `json:"wanted,omitempty"`
 	// granted is what the providers have accepted of it, such as "3 pods".
 	Granted string `json:"granted,omitempty"`
-	// where are the providers of the allocations, such as "paris, berlin".
+	// where are the providers that have accepted, such as "paris, berlin".
 	Where string `json:"where,omitempty"`
-	// pricePerHour of all allocations, such as "0.25 EUR", or "0.25 EUR + unknown" if some of the
-	// providers state no price. Unset if none does.
+	// pricePerHour of what the providers have accepted, such as "0.25 EUR", or "0.25 EUR + unknown" if
+	// some of them state no price. Unset if none does.
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}( \+ ([0-9]+(\.[0-9]+)? [A-Z]{3}|unknown))*$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// conditions of the Reservation. All are positive, that is, True is the desired

@@ -259,7 +259,8 @@ func setSummaries(in Input, status *broker.ReservationStatus) {
 	if !in.ended() { // then they stay
 		status.Owner, status.Wanted = ownerOf(in.Reservation), capacity.Wanted(&in.Reservation.Spec)
 	}
-	status.Granted, status.Where, status.PricePerHour = granted(status.Allocations), where(status.Allocations), totalPrice(status.Allocations)
+	accepted := slices.DeleteFunc(slices.Clone(status.Allocations), func(a broker.Allocation) bool { return !a.Accepted })
+	status.Granted, status.Where, status.PricePerHour = granted(accepted), where(accepted), totalPrice(accepted)
 }
 
 // ownerOf returns whom a Reservation of the hub is for.
@@ -274,9 +275,7 @@ func ownerOf(r *broker.Reservation) string {
 func granted(allocations []broker.Allocation) string {
 	var sum broker.HeldCapacity
 	for _, a := range allocations {
-		if a.Accepted {
-			sum = capacity.Add(sum, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
-		}
+		sum = capacity.Add(sum, broker.HeldCapacity{Totals: a.Resources, PodSets: a.PodSets})
 	}
 	if sum.Empty() {
 		return broker.NothingGranted

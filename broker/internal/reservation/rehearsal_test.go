@@ -32,6 +32,7 @@ func rehearsed(e *env) {
 			return nil
 		})
 	}
+	// Those that wait have several priorities: the API server's times are of whole seconds.
 	for _, ask := range []struct {
 		name  string
 		pods  int32
@@ -40,11 +41,13 @@ func rehearsed(e *env) {
 		queue int32
 	}{
 		{"chosen", 2, func(*broker.ReservationSpec) {}, broker.ReservationReserved, 0},
-		{"dear", 1, func(s *broker.ReservationSpec) { s.Budget = &broker.Budget{MaxPricePerHour: "0.05", Currency: "EUR"} }, broker.ReservationPending, 1},
+		{"dear", 1, func(s *broker.ReservationSpec) {
+			s.Priority, s.Budget = 3, &broker.Budget{MaxPricePerHour: "0.05", Currency: "EUR"}
+		}, broker.ReservationPending, 1},
 		{"divided", 9, func(*broker.ReservationSpec) {}, broker.ReservationReserved, 0},
 		{"pinned", 1, func(s *broker.ReservationSpec) { s.TargetClusterID = "vienna" }, broker.ReservationFailed, 0},
-		{"gang", 3, func(s *broker.ReservationSpec) { s.MinAvailable = 3 }, broker.ReservationPending, 2},
-		{"partly", 3, func(*broker.ReservationSpec) {}, broker.ReservationPending, 3},
+		{"gang", 3, func(s *broker.ReservationSpec) { s.Priority, s.MinAvailable = 2, 3 }, broker.ReservationPending, 2},
+		{"partly", 3, func(s *broker.ReservationSpec) { s.Priority = 1 }, broker.ReservationPending, 3},
 		{"first", 1, func(s *broker.ReservationSpec) { s.Priority = 10 }, broker.ReservationReserved, 0},
 	} {
 		change := func(r *broker.Reservation) {
