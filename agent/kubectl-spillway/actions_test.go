@@ -34,7 +34,7 @@ func TestReserve(t *testing.T) {
 	if got := r.Spec.RequestedResources.String(); got != "cpu 8, memory 16Gi" || r.Spec.TargetClusterID != "paris" || r.Spec.Duration.Hours() != 24 {
 		t.Errorf("warm is %s %+v", got, r.Spec)
 	}
-	if out, _ := c.run(exitNo, "reserve", "waits", "--cpu=1", "--wait=1ms"); !strings.Contains(out, "spillway explain reservation/waits") {
+	if out, _ := c.run(exitNo, "reserve", "waits", "--cpu=1", "--wait=1ms"); !strings.Contains(out, "kubectl spillway explain -n shop reservation/waits\n") {
 		t.Errorf("reserve --wait prints\n%s", out)
 	}
 	expect.NoError(t, c.Get(t.Context(), nameOf("shop", "batch"), &r))

@@ -173,7 +173,7 @@ func (o *options) await(ctx context.Context, out io.Writer, c client.Client, r *
 		return ready != nil && ready.Status == metav1.ConditionTrue, nil
 	})
 	if err == nil && !done {
-		fmt.Fprintf(out, "It cannot be used after %s: kubectl -n %s spillway explain reservation/%s\n", atMost, r.Namespace, r.Name)
+		fmt.Fprintf(out, "It cannot be used after %s: kubectl spillway explain -n %s reservation/%s\n", atMost, r.Namespace, r.Name)
 		return errNo
 	}
 	return err

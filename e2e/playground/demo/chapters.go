@@ -67,6 +67,8 @@ var cast = environment.Options{Members: []environment.Member{
 // chapter is an action and its expected outcome.
 type chapter struct {
 	title, text string
+	// ask is the command that shows the outcome.
+	ask string
 	// do performs the action; nil for none.
 	do func(context.Context, *environment.Playground) error
 	// check returns the outcome, or an error that says what is missing.
@@ -84,6 +86,7 @@ var chapters = []chapter{
 		text: `rome is the consumer: two nodes of four cores. paris and berlin are providers: paris
 has more capacity, berlin has GPUs and a higher price. Each has an agent that advertises
 to the broker in the hub. No cluster has credentials of another.`,
+		ask:      "kubectl spillway clusters --hub-context=hub",
 		check:    clustersJoined,
 		deadline: 90 * time.Second,
 	},
@@ -92,6 +95,7 @@ to the broker in the hub. No cluster has credentials of another.`,
 		text: `An ordinary Deployment, "web", six pods of one core each, in a namespace labelled
 broker.fluidos.eu/overflow=enabled. They fit at home, so no capacity is requested.`,
 		do:       createDeployment,
+		ask:      "kubectl spillway status",
 		check:    homeFills,
 		deadline: 90 * time.Second,
 	},
@@ -101,6 +105,7 @@ broker.fluidos.eu/overflow=enabled. They fit at home, so no capacity is requeste
 The scheduler requests capacity for the pods that do not fit, the broker picks a
 provider, a virtual node with exactly that capacity appears, and the pods run there.`,
 		do:       func(ctx context.Context, p *environment.Playground) error { return scaleWeb(ctx, p, many) },
+		ask:      "kubectl spillway explain -n shop deployment/web",
 		check:    podsOverflow,
 		deadline: 90 * time.Second,
 	},
@@ -108,6 +113,7 @@ provider, a virtual node with exactly that capacity appears, and the pods run th
 		title:    "A GPU job goes where the GPUs are",
 		text:     `A Job, "train", two pods that request a GPU each. rome has none, paris has none.`,
 		do:       startTraining,
+		ask:      "kubectl spillway explain -n shop job/train",
 		check:    trainingIsDone,
 		deadline: 90 * time.Second,
 	},
@@ -116,6 +122,7 @@ provider, a virtual node with exactly that capacity appears, and the pods run th
 		text: `Every process of paris gets SIGKILL, as in a power cut. The pods there are lost;
 their controllers replace them, at home or in berlin.`,
 		do:       killFirst,
+		ask:      "kubectl spillway top --once",
 		check:    podsMoved,
 		deadline: 150 * time.Second,
 	},
@@ -125,6 +132,7 @@ their controllers replace them, at home or in berlin.`,
 created for the overflow is removed: virtual nodes, Reservations, peerings, and the
 guest namespace in berlin.`,
 		do:       scaleDown,
+		ask:      "kubectl spillway clusters",
 		check:    allRemoved,
 		deadline: 150 * time.Second,
 	},

@@ -138,6 +138,7 @@ func (t *runner) runChapters(ctx context.Context) error {
 			return t.explain(i+1, c, err)
 		}
 		t.view.done(what, r.took)
+		t.view.say("  to see it: %s", c.ask)
 	}
 	return nil
 }
@@ -255,6 +256,13 @@ With rome's kubeconfig, try:
   kubectl -n %[1]s get pods -o wide
   kubectl get nodes,reservations -A
   kubectl -n %[1]s events | grep Overflow
+
+With bin of "make build" on your PATH, and KUBECONFIG=ROME:HUB of these files:
+
+  kubectl spillway explain -n %[1]s deployment/%[2]s            # why pods are where they are
+  kubectl spillway top --context=hub                          # live: who uses whom, and what it costs
+  kubectl -n %[1]s get deployment %[2]s -o yaml | kubectl spillway what-if -f - --hub-context=hub
+  kubectl spillway drain paris                                # pods leave, and others do not come
 
 go run ./e2e/lab program kubectl builds kubectl and prints its path, if you have none.
 Logs are beside the kubeconfigs. There are no containers, so there are no
