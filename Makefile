@@ -43,6 +43,10 @@ verify: ## Check formatting, generated files, go.mod files, go vet and staticche
 test: ## Run unit and integration tests, RACE=1 with the race detector (without docker)
 	@RACE=$(RACE) .ci/test
 
+.PHONY: test-postgres
+test-postgres: ## Test the broker's history with a PostgreSQL of its own, version 15 or newer
+	@POSTGRES=$$(.ci/postgres) $(RUN) -tags postgres -run '^TestPostgreSQL$$' -timeout 10m ./broker/internal/history/database
+
 .PHONY: demo
 demo: ## Show pods overflow between four clusters that run as local processes (without docker)
 	@$(LAB) program etcd kube-apiserver kube-controller-manager render >/dev/null

@@ -74,6 +74,10 @@ func (o *options) flags() *flag.FlagSet {
 	flags.DurationVar(&o.RenewDeadline, "leader-elect-renew-deadline", renewDeadline, "Time after which a leader that cannot renew its lease exits.")
 	flags.DurationVar(&o.RetryPeriod, "leader-elect-retry-period", retryPeriod, "Interval of renewing the lease, and of trying to get it.")
 	flags.DurationVar(&o.CatchUp, "leader-elect-catch-up-deadline", program.DefaultCatchUp, "Time after which a new leader exits whose caches are still older than the API server's state.")
+	flags.StringVar(&o.History.Path, "history-path", "", "File of the SQLite database in which the history of Reservations is kept. Empty for no history, unless --history-postgres-url-file is set.")
+	flags.StringVar(&o.History.URLFile, "history-postgres-url-file", "", "File with the URL of the PostgreSQL database in which the history is kept instead. It is read again for each connection.")
+	flags.DurationVar(&o.History.Retention, "history-retention", program.DefaultRetention, "How long the history is kept, 24h or more.")
+	flags.StringVar(&o.History.ReferencePrices, "history-reference-prices", "", "Prices of an hour that usage is compared with, such as cpu=0.04,memory=0.005,currency=EUR: of a core, a GiB, a gpu and a GiB of storage.")
 	o.zap.BindFlags(flags)
 	return flags
 }

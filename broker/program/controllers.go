@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -16,6 +17,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/acceptance"
 	"github.com/spillway-dev/spillway/broker/internal/advertisement"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
+	"github.com/spillway-dev/spillway/broker/internal/history/recorder"
+	"github.com/spillway-dev/spillway/broker/internal/history/report"
 	"github.com/spillway-dev/spillway/broker/internal/leadership"
 	"github.com/spillway-dev/spillway/broker/internal/mailbox"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
@@ -47,6 +50,8 @@ type Parts struct {
 	// Namespaces has each approved cluster get a namespace, through which its agent may use the
 	// broker instead of the REST interface.
 	Namespaces bool
+	// History keeps what ends; nil for none.
+	History *History
 	// undecoded are the objects that the manager's cache cannot decode; nil for none.
 	undecoded *undecoded.Objects
 	Log       logr.Logger
@@ -72,13 +77,26 @@ func Add(mgr manager.Manager, p Parts) (*server.Server, error) {
 	}
 	committer := commit.New(commit.Hub{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Namespace: p.Namespace}, p.Clock)
 	clusters := advertisement.New(advertisement.Options{Committer: committer, Clock: p.Clock, Workers: p.Workers})
-	reservations := reservation.New(clusters, events.NewRecorder(mgr.GetEventRecorder("spillway-broker")))
+	emitter := events.NewRecorder(mgr.GetEventRecorder("spillway-broker"))
+	reservations := reservation.New(clusters, emitter)
+	var kept *report.Calls
+	if p.History != nil {
+		writer := recorder.New(recorder.Options{
+			Database: p.History.Database, Objects: committer.Store, Retention: p.History.Retention, Clock: p.Clock,
+			Events: emitter, Log: ctrl.Log.WithName("history"),
+		})
+		if err := mgr.Add(writer); err != nil {
+			return nil, fmt.Errorf("adding the history: %w", err)
+		}
+		reservations.Keep(writer)
+		kept = &report.Calls{Store: p.History.Database, Reference: p.History.Reference, Clock: p.Clock}
+	}
 	configs := &acceptance.Writer{Client: mgr.GetClient(), Namespace: p.Namespace, Clock: p.Clock}
 	if err := errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr), configs.SetupWithManager(mgr)); err != nil {
 		return nil, err
 	}
 	rest, err := server.New(mgr, server.Options{
-		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Store: committer.Store,
+		Listener: p.Listener, Namespace: p.Namespace, Identity: p.Identity, Reconciler: reconciler{reservations, clusters}, Store: committer.Store, History: kept,
 		Observed: leader.Observe, Log: p.Log, Clock: p.Clock,
 	})
 	if err != nil {

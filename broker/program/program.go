@@ -62,6 +62,7 @@ type Options struct {
 	// Namespaces is as in Parts.
 	Namespaces  bool
 	LeaderElect bool
+	History     HistoryOptions
 	// Lease, RenewDeadline and RetryPeriod are of the leader election, CatchUp is the
 	// deadline of a new leader's caches.
 	Lease, RenewDeadline, RetryPeriod, CatchUp time.Duration
@@ -111,12 +112,16 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	if err := mgr.Add(authority); err != nil {
 		return nil, fmt.Errorf("adding the certificate authority: %w", err)
 	}
+	kept, err := o.History.Open()
+	if err != nil {
+		return nil, err
+	}
 	listener, err := net.Listen("tcp", o.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listening for agents: %w", err)
 	}
 	https, err := Add(mgr, Parts{
-		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{}, Workers: workers,
+		Namespace: o.Namespace, Identity: authority, Listener: listener, CatchUp: o.CatchUp, Clock: clock.RealClock{}, Workers: workers, History: kept,
 		Namespaces: o.Namespaces, undecoded: objects, Log: ctrl.Log.WithName("server"),
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,8 +33,28 @@ type operation struct {
 	// response the status is 204, or 202 if accepted.
 	body, response []any
 	accepted       bool
+	// csv is whether the response may be CSV instead.
+	csv bool
 	// refusals are the statuses with a meaning of their own for the operation.
 	refusals map[int]string
+}
+
+// noHistory are the refusals of calls for history.
+var noHistory = map[int]string{http.StatusNotFound: "The broker keeps no history.", http.StatusServiceUnavailable: "Its database does not answer."}
+
+// queries are the schemas of query parameters.
+var queries = map[string]object{
+	"role":      {"type": "string", "enum": []any{RoleRequester, RoleProvider}},
+	"watch":     {"type": "boolean"},
+	"namespace": {"type": "string", "description": "Of this namespace only."},
+	"since":     {"type": "string", "description": "What ended at or after a day, or a time as in RFC 3339."},
+	"until":     {"type": "string", "description": "What ended before a day, or a time as in RFC 3339."},
+	"from":      {"type": "string", "description": "The first day, such as 2026-01-31."},
+	"to":        {"type": "string", "description": "The last day; by default today."},
+	"period":    {"type": "string", "enum": []any{"day", "month"}, "default": "day"},
+	"limit":     {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500},
+	"continue":  {"type": "string", "description": "Where the page begins: that of the page before."},
+	"format":    {"type": "string", "enum": []any{"json", "csv"}},
 }
 
 var operations = []operation{
@@ -60,6 +81,10 @@ var operations = []operation{
 		body: []any{ProviderAck{}, RequesterAck{}}},
 	{method: http.MethodPost, path: PathReservations + "/{id}/renew", query: []string{"role!"}, summary: "Renew the lease of one of the caller's reservations (as requester) that is in use. A renewal with another reservationUID than the current one changes nothing.",
 		body: []any{Renewal{}}},
+	{method: http.MethodGet, path: PathHistory, query: []string{"namespace", "since", "until", "limit", "continue", "format"}, csv: true, response: []any{HistoryList{}}, refusals: noHistory,
+		summary: "List what has ended of the calling cluster's reservations, the latest first. CSV, by format or header Accept, has one line for each provider, and the next page in header " + HeaderContinue + "."},
+	{method: http.MethodGet, path: PathUsage, query: []string{"namespace", "from", "to", "period", "limit", "continue", "format"}, csv: true, response: []any{UsageList{}}, refusals: noHistory,
+		summary: "Sum up what the calling cluster's pods were given, by day or month (UTC), namespace, owner, provider and currency: by default of the last 31 days. What is still in use is some minutes old."},
 	{method: http.MethodPost, path: PathRelay, summary: "Send a sealed message to another cluster. It is kept in memory for a limited time; delivery is not guaranteed.",
 		body: []any{RelayMessage{}}, accepted: true, refusals: map[int]string{http.StatusTooManyRequests: "The receiver's mailbox is full, or the caller exceeds its rate."}},
 	{method: http.MethodGet, path: PathRelay, query: []string{"watch"}, summary: "Take the messages to the caller. With watch=true a stream (application/x-ndjson) of them as Event, one per line.", response: []any{RelayList{}, Event{}}},
@@ -122,11 +147,7 @@ func (o operation) describe(schemas schemas) object {
 	}
 	for _, name := range o.query {
 		name, required := strings.CutSuffix(name, "!")
-		schema := object{"type": "string", "enum": []any{RoleRequester, RoleProvider}}
-		if name == "watch" {
-			schema = object{"type": "boolean"}
-		}
-		parameters = append(parameters, object{"name": name, "in": "query", "required": required, "schema": schema})
+		parameters = append(parameters, object{"name": name, "in": "query", "required": required, "schema": queries[name]})
 	}
 	if parameters != nil {
 		out["parameters"] = parameters
@@ -140,7 +161,11 @@ func (o operation) describe(schemas schemas) object {
 	}
 	switch {
 	case o.response != nil:
-		responses["200"] = object{"description": "OK", "content": schemas.content(o.response)}
+		content := schemas.content(o.response)
+		if o.csv {
+			content["text/csv"] = object{"schema": object{"type": "string"}}
+		}
+		responses["200"] = object{"description": "OK", "content": content}
 	case o.accepted:
 		responses["202"] = object{"description": "Accepted"}
 	default:
@@ -185,7 +210,7 @@ func (s schemas) of(t reflect.Type) object {
 	switch t {
 	case reflect.TypeFor[resource.Quantity]():
 		return object{"type": "string", "description": "A Kubernetes quantity, such as 500m or 1Gi."}
-	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime]():
+	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime](), reflect.TypeFor[time.Time]():
 		return object{"type": "string", "format": "date-time"}
 	case reflect.TypeFor[metav1.Duration]():
 		return object{"type": "string", "description": "A duration, such as 1h30m."}
@@ -229,7 +254,7 @@ func (s schemas) of(t reflect.Type) object {
 			panic(t.String() + "." + field.Name + " has no JSON name")
 		}
 		properties[name] = s.of(field.Type)
-		if !strings.Contains(options, "omitempty") {
+		if !strings.Contains(options, "omitempty") && !strings.Contains(options, "omitzero") {
 			required = append(required, name)
 		}
 	}

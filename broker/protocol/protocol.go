@@ -30,6 +30,10 @@ const (
 	// /{id}/renew?role=requester a Renewal, which apply only to the Reservation of their
 	// reservationUID.
 	PathReservations = "/api/v1/reservations"
+	// PathHistory: GET → HistoryList, and PathUsage: GET → UsageList, both of the caller's own
+	// Reservations, or as CSV.
+	PathHistory = "/api/v1/history"
+	PathUsage   = "/api/v1/usage"
 	// PathRelay: POST RelayMessage sends a sealed message to another cluster; GET → RelayList
 	// takes the messages to the caller, with ?watch=true a stream of them.
 	PathRelay = "/api/v1/relay"
@@ -98,6 +102,8 @@ type ReservationRequest struct {
 	// SourceGeneration is its metadata.generation. A request of an older generation
 	// than the broker has changes nothing.
 	SourceGeneration int64 `json:"sourceGeneration"`
+	// SourceOwner is whose pods it is for, as kind/name. Empty if it was made by hand.
+	SourceOwner string `json:"sourceOwner,omitempty"`
 	// ByHand is true if it was made by hand, and not by the scheduler plugin.
 	ByHand bool `json:"byHand,omitempty"`
 	// Spec of that Reservation. Its requesterID must be empty or the caller's.

@@ -339,9 +339,13 @@ func (r *Reconciler) report(ctx context.Context, s *state) (reconcile.Result, er
 		return reconcile.Result{RequeueAfter: rejectedRetryAfter}, nil
 	}
 	_, keyed := demand.KeyOfReservation(local)
+	owner := ""
+	if keyed {
+		owner = controllerOf(local)
+	}
 	view, err := r.Broker.PutReservation(ctx, protocol.ReservationRequest{
 		SourceUID: local.UID, SourceNamespace: local.Namespace, SourceName: local.Name, SourceGeneration: local.Generation,
-		ByHand: !keyed, Spec: local.Spec,
+		SourceOwner: owner, ByHand: !keyed, Spec: local.Spec,
 	})
 	last = report{generation: local.Generation, due: s.now.Add(transport.ResendAfter), condition: reported, view: &view}
 	var response *protocol.Error

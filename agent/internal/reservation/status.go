@@ -91,6 +91,14 @@ func ownerOf(r *broker.Reservation) string {
 	if _, ofPods := demand.KeyOfReservation(r); !ofPods || len(r.OwnerReferences) == 0 {
 		return "by hand"
 	}
+	return controllerOf(r)
+}
+
+// controllerOf is the kind and name of the first owner of a Reservation; empty without one.
+func controllerOf(r *broker.Reservation) string {
+	if len(r.OwnerReferences) == 0 {
+		return ""
+	}
 	return r.OwnerReferences[0].Kind + "/" + r.OwnerReferences[0].Name
 }
 

@@ -47,6 +47,8 @@ type Reconciler struct {
 	clusters  *advertisement.Clusters
 	recorder  clientgoevents.EventRecorder
 	clock     clock.PassiveClock
+	// history is nil if none is kept.
+	history History
 
 	// book, answers and queue are what this process remembers; see recall and note.
 	book      *lease.Book
@@ -66,6 +68,16 @@ type Reconciler struct {
 	impossible     map[string]bool
 	lastImpossible string
 }
+
+// History keeps what has ended.
+type History interface {
+	// Ended is called for a deleted Reservation of which nothing is held any more, and with when it
+	// was first seen deleted. As long as it returns an error, the Reservation stays.
+	Ended(ctx context.Context, reservation *broker.Reservation, deleted time.Time) error
+}
+
+// Keep sets where what ends is kept, before SetupWithManager.
+func (r *Reconciler) Keep(history History) { r.history = history }
 
 // New returns a Reconciler that places at these clusters.
 func New(clusters *advertisement.Clusters, recorder clientgoevents.EventRecorder) *Reconciler {

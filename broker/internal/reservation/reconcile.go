@@ -233,9 +233,15 @@ func (r *Reconciler) reportChanges(ctx context.Context, reservation *broker.Rese
 // nothing to wait for.
 func (r *Reconciler) removeFinalizer(ctx context.Context, in plan.Input) error {
 	reservation := in.Reservation
-	if in.NeedsFinalizer() || !controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger) {
+	if in.NeedsFinalizer() || !controllerutil.ContainsFinalizer(reservation, broker.FinalizerLedger) {
 		return nil
 	}
+	if in.Deleted() && r.history != nil {
+		if err := r.history.Ended(ctx, reservation, in.Times.Deleted); err != nil {
+			return err
+		}
+	}
+	controllerutil.RemoveFinalizer(reservation, broker.FinalizerLedger)
 	if err := r.hub.Client.Update(ctx, reservation); err != nil {
 		return fmt.Errorf("removing the finalizer: %w", err)
 	}

@@ -65,6 +65,9 @@ func newReservation(namespace, caller string, request protocol.ReservationReques
 		broker.LabelSourceName:           request.SourceName,
 		views.AnnotationSourceGeneration: strconv.FormatInt(request.SourceGeneration, 10),
 	}
+	if request.SourceOwner != "" {
+		annotations[broker.AnnotationSourceOwner] = request.SourceOwner
+	}
 	return &broker.Reservation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   namespace,

@@ -56,6 +56,8 @@ func (s *Server) routes() []route {
 		{method: http.MethodDelete, path: protocol.PathReservations + id, audited: true, call: s.deleteReservation},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/ack", audited: true, maxBody: maxMedium, call: s.ack},
 		{method: http.MethodPost, path: protocol.PathReservations + id + "/renew", audited: true, frequent: true, maxBody: maxSmall, call: s.renew},
+		{method: http.MethodGet, path: protocol.PathHistory, lists: true, call: s.History.List},
+		{method: http.MethodGet, path: protocol.PathUsage, lists: true, call: s.History.Usage},
 		{method: http.MethodPost, path: protocol.PathRelay, audited: true, frequent: true, maxBody: maxMedium, call: s.postRelay},
 		{method: http.MethodGet, path: protocol.PathRelay, lists: true, streaming: true, call: s.getRelay},
 	}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/history/report"
 	"github.com/spillway-dev/spillway/broker/internal/server/limits"
 	"github.com/spillway-dev/spillway/broker/internal/server/relay"
 	"github.com/spillway-dev/spillway/broker/internal/server/stream"
@@ -58,7 +59,7 @@ type Identity interface {
 	Authenticate(ctx context.Context, state *tls.ConnectionState) (clusterID string, err error)
 }
 
-// Options of a Server. All fields except Listener, Clock and Observed are required.
+// Options of a Server. All fields except Listener, History, Clock and Observed are required.
 type Options struct {
 	// Listener without TLS, nil if the caller of New serves Handler. The server closes it.
 	Listener net.Listener
@@ -68,7 +69,9 @@ type Options struct {
 	Reconciler Reconciler
 	// Store has the objects that are read.
 	Store *store.Store
-	Log   logr.Logger
+	// History answers calls about what has ended; nil if none is kept.
+	History *report.Calls
+	Log     logr.Logger
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Observed, if set, is called for each event, after the store and the server have it.

@@ -104,6 +104,9 @@ const (
 	maxNodes = 20_000
 )
 
+// sourceOwner matches the kind and name of an owner, or nothing.
+var sourceOwner = regexp.MustCompile(`^([A-Za-z0-9]{1,63}/[a-z0-9A-Z][-a-zA-Z0-9_.:]{0,252})?$`)
+
 // validateRequest validates what the CRD cannot, and sets the requester.
 func validateRequest(request *protocol.ReservationRequest, caller string) error {
 	switch {
@@ -115,6 +118,8 @@ func validateRequest(request *protocol.ReservationRequest, caller string) error 
 		return refuse(protocol.CodeInvalid, "sourceNamespace must be the namespace of the Reservation in the consumer's cluster")
 	case len(validation.IsDNS1123Subdomain(request.SourceName)) > 0:
 		return refuse(protocol.CodeInvalid, "sourceName must be the name of the Reservation in the consumer's cluster")
+	case !sourceOwner.MatchString(request.SourceOwner):
+		return refuse(protocol.CodeInvalid, "sourceOwner must be the kind and name of the owner of the Reservation in the consumer's cluster, such as Deployment/web")
 	case request.SourceGeneration < 1:
 		return refuse(protocol.CodeInvalid, "sourceGeneration must be the generation of the Reservation in the consumer's cluster, 1 or more")
 	case len(request.Spec.Retained) > broker.MaxRetained:

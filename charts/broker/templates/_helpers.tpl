@@ -26,3 +26,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $tag := $image.tag | default (index . 1).AppVersion }}
 {{- printf "%s:%s" $image.repository (kindIs "string" $tag | ternary $tag (toString (int64 $tag))) | quote }}
 {{- end }}
+
+{{/* Where the history is kept: sqlite, postgres, or nothing. */}}
+{{- define "spillway-broker.history" -}}
+{{- if .Values.history.enabled }}{{ ternary "postgres" "sqlite" (ne .Values.history.postgres.existingSecret "") }}{{ end }}
+{{- end }}
+
+{{/* Prices that usage is compared with, as a flag. */}}
+{{- define "spillway-broker.referencePrices" -}}
+{{- $parts := list }}
+{{- $prices := .Values.history.referencePrices }}
+{{- range $name := list "cpu" "memory" "gpu" "storage" "currency" }}
+{{- with get $prices $name }}{{ $parts = append $parts (printf "%s=%v" $name .) }}{{ end }}
+{{- end }}
+{{- join "," $parts }}
+{{- end }}

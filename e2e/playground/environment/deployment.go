@@ -119,7 +119,7 @@ func writeVolumes(ctx context.Context, c *cluster.Cluster, dir string, pod corev
 				files[name] = []byte(text)
 			}
 			items = volume.ConfigMap.Items
-		case volume.EmptyDir != nil:
+		case volume.EmptyDir != nil, volume.PersistentVolumeClaim != nil:
 		default:
 			return fmt.Errorf("volume %s has an unsupported type", mount.Name)
 		}
