@@ -32,6 +32,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/kubernetes"
 	"github.com/spillway-dev/spillway/agent/internal/transport/mtls"
+	"github.com/spillway-dev/spillway/agent/internal/usage/copier"
 	"github.com/spillway-dev/spillway/agent/program"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/election"
@@ -141,6 +142,13 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 	if err := pins.Prepare(ctx); err != nil {
 		return err
 	}
+	// Transport kubernetes carries no usage.
+	if asked, ok := communicator.(copier.Broker); ok {
+		copies := &copier.Copier{Broker: asked, Client: live, Namespace: o.namespace, Clock: clock.RealClock{}, Log: ctrl.Log.WithName("usage")}
+		if err := mgr.Add(copies); err != nil {
+			return err
+		}
+	}
 	messages := sealing.NewMessenger(clusterID, key, pins, communicator)
 	return program.Add(ctx, mgr, program.Parts{
 		Namespace: o.namespace, InstructionNamespace: o.instructionNamespace, Broker: communicator,
@@ -162,6 +170,8 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		ReleaseGrace: o.releaseGrace, ProviderLostAfter: o.providerLostAfter, PeeringIdleTime: o.peeringIdleTime, Clock: clock.RealClock{},
 	})
 }
+
+var _ copier.Broker = (*mtls.Client)(nil)
 
 // connect returns the connection to the broker, by the transport that is set.
 func connect(mgr ctrl.Manager, live client.Client, o options, clusterID string) (transport.BrokerCommunicator, error) {

@@ -121,7 +121,7 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer.`,
 	flags.BoolVar(&o.ascii, "ascii", false, "Write no other characters than ASCII. The default where the locale is not UTF-8.")
 	flags.StringVar(&o.system, "system-namespace", broker.SystemNamespace, "Namespace that Spillway is installed in.")
 	o.complete(command)
-	command.AddCommand(newExplain(o), newWhatIf(o), newTop(o), newStatus(o), newClusters(o), newCheck(o),
+	command.AddCommand(newExplain(o), newWhatIf(o), newTop(o), newUsage(o), newStatus(o), newClusters(o), newCheck(o),
 		newReserve(o), newRelease(o), newCordon(o), newUncordon(o), newDrain(o))
 	return command
 }

@@ -144,6 +144,11 @@ func (c *Client) Advertisement(ctx context.Context, clusterID string) (Advertise
 	return do[AdvertisementView](ctx, c, http.MethodGet, item(PathAdvertisements, clusterID), nil, nil)
 }
 
+// Usage sums up what this cluster's pods were given, by the parameters of PathUsage.
+func (c *Client) Usage(ctx context.Context, query url.Values) (UsageList, error) {
+	return do[UsageList](ctx, c, http.MethodGet, PathUsage, query, nil)
+}
+
 // PutReservation creates one of this cluster's reservations, or updates its amounts.
 func (c *Client) PutReservation(ctx context.Context, request ReservationRequest) (ConsumerView, error) {
 	return do[ConsumerView](ctx, c, http.MethodPost, PathReservations, nil, request)

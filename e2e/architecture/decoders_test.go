@@ -49,6 +49,7 @@ var decoders = map[string]string{
 	"broker/internal/server.renew":             fuzzBodies,
 	"broker/internal/server.join":              fuzzBodies,
 
+	"agent/internal/usage.Decode":                          "agent/internal/usage.FuzzDecode",
 	"agent/internal/health.expiry":                         "agent/internal/health.FuzzExpiry",
 	"agent/internal/probe.Lacks":                           "agent/internal/probe.FuzzLacks",
 	"agent/internal/identity.parse":                        "agent/internal/identity.FuzzCredentials",

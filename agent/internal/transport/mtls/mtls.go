@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net/url"
 	"sync"
 	"time"
 
@@ -115,6 +116,15 @@ func (c *Client) DeleteReservation(ctx context.Context, id string) error {
 		return err
 	}
 	return client.DeleteReservation(ctx, id)
+}
+
+// Usage sums up what this cluster's pods were given.
+func (c *Client) Usage(ctx context.Context, query url.Values) (protocol.UsageList, error) {
+	client, _, err := c.current()
+	if err != nil {
+		return protocol.UsageList{}, err
+	}
+	return client.Usage(ctx, query)
 }
 
 // AckProvider reports the provider's decision about a hold.
