@@ -29,7 +29,7 @@ var (
 func over(v capacity.Vector, d time.Duration) Amount {
 	a := Amount{}
 	for name, amount := range v {
-		if amount > 0 && d > 0 {
+		if amount > 0 {
 			a[name] = new(big.Int).Mul(big.NewInt(amount), big.NewInt(d.Milliseconds()))
 		}
 	}

@@ -98,6 +98,10 @@ func (m *Meter) Observe(ad *broker.ClusterAdvertisement, find Find, now time.Tim
 		m.count(r, now)
 		m.place(r.UID, provider)
 		r.promise(provider, hold, reservation, used[hold.ReservationUID], now)
+		if m.Counted != nil { // counters begin at 0
+			rate := r.Shares[provider].Rate
+			m.Counted(&r.Record, provider, rate.Currency, rate.over(0))
+		}
 	}
 	for uid := range m.at[provider] {
 		if !held[uid] {

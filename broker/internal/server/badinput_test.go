@@ -106,6 +106,9 @@ func badInputs(t *testing.T) []badInput {
 		{route: "POST " + item + "/renew", id: "some", query: "?role=requester", body: `{"reservationUID":7}`, status: 400, want: "does not match the schema"},
 		{route: "POST " + item + "/renew", id: "some", query: "?role=requester", body: `{"reservationUID":"u"}`, status: 404, want: "does not exist"},
 
+		{route: "GET " + protocol.PathHistory, query: "?requester=paris", status: 400, want: "there is no parameter"},
+		{route: "GET " + protocol.PathUsage, query: "?from=yesterday", status: 400, want: "from must be a day"},
+
 		{route: "POST " + relay, body: huge, status: 413, want: "bytes"},
 		{route: "POST " + relay, body: `{"from":"paris","to":"berlin","id":"1","sealed":"eA=="}`, status: 403, want: "leave from empty"},
 		{route: "POST " + relay, body: `{"to":"rome","id":"1","sealed":"eA=="}`, status: 400, want: "another cluster"},

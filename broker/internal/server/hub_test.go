@@ -16,6 +16,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,9 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/advertisement"
 	"github.com/spillway-dev/spillway/broker/internal/commit"
+	"github.com/spillway-dev/spillway/broker/internal/history/database"
+	"github.com/spillway-dev/spillway/broker/internal/history/recorder"
+	"github.com/spillway-dev/spillway/broker/internal/history/report"
 	"github.com/spillway-dev/spillway/broker/internal/identity"
 	"github.com/spillway-dev/spillway/broker/internal/reservation"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -151,7 +155,18 @@ func startHub(t *testing.T) *testHub {
 	expect.NoError(t, errors.Join(reservations.SetupWithManager(mgr), clusters.SetupWithManager(mgr)))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.NoError(t, err)
-	server, err := New(mgr, Options{Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core{reservations, clusters}, Store: committer.Store, Log: logr.Discard()})
+	kept, err := database.OpenSQLite(filepath.Join(t.TempDir(), "history.db"))
+	expect.NoError(t, err)
+	t.Cleanup(func() { expect.NoError(t, kept.Close()) })
+	writer := recorder.New(recorder.Options{
+		Database: kept, Objects: committer.Store, Retention: time.Hour, Clock: clock.RealClock{}, Events: mgr.GetEventRecorder("spillway-broker"), Log: logr.Discard(),
+	})
+	expect.NoError(t, mgr.Add(writer))
+	reservations.Keep(writer)
+	server, err := New(mgr, Options{
+		Listener: listener, Namespace: namespace, Identity: authority, Reconciler: core{reservations, clusters}, Store: committer.Store,
+		History: &report.Calls{Store: kept, Clock: clock.RealClock{}}, Log: logr.Discard(),
+	})
 	expect.NoError(t, err)
 	secret := &corev1.Secret{}
 	expect.NoError(t, api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: identity.TokenName}, secret))
@@ -480,6 +495,7 @@ func newAdvertisement(id string) broker.ClusterAdvertisementSpec {
 		Lending:     broker.Lending{Enabled: true},
 		Resources:   broker.AdvertisedResources{Capacity: all, Allocatable: all},
 		NodeClasses: []broker.NodeClass{{Name: "plain", Arch: "amd64", FreeShapes: []broker.FreeShape{{Nodes: 1, Free: all, Pods: 100}}}},
+		Cost:        &broker.Cost{CPUCost: "0.1", MemoryCost: "0.01", Currency: "EUR"},
 		Timestamp:   metav1.Now().Rfc3339Copy(), Sequence: 1,
 	}
 }
