@@ -59,7 +59,7 @@ var needed = []string{
 var everything = map[string][]string{
 	"broker": {
 		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
-		"config.weights.resources=60", "config.weights.cost=40", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
+		"config.weights.resources=60", "config.weights.cost=20", "config.weights.reliability=15", "config.weights.latency=5", "config.exchangeRates[0].currency=USD", "config.exchangeRates[0].rate=0.92", "config.exchangeRates[0].date=2026-11-28", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.defaultDuration=8h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
 		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "logLevel=1",
 		"page.enabled=true", "page.expose=true", "page.tlsSecret=page-tls",
 		"kubernetesTransport.enabled=true",
@@ -208,6 +208,7 @@ func TestMistakesAreRejected(t *testing.T) {
 		"a node port of a ClusterIP":   {"broker", []string{"service.nodePort=30443"}, "service.nodePort requires"},
 		"one of two weights":           {"broker", []string{"config.weights.cost=40"}, "set both"},
 		"weights above 100":            {"broker", []string{"config.weights.cost=40", "config.weights.resources=70"}, "must add up to 100"},
+		"weights below 100":            {"broker", []string{"config.weights.cost=40", "config.weights.resources=40", "config.weights.latency=10"}, "must add up to 100, not 90"},
 		"a duration without unit":      {"broker", []string{"config.staleAfter=x"}, "/config/staleAfter"},
 		"two replicas with SQLite":     {"broker", []string{"replicas=2"}, "set history.enabled=false"},
 		"a short retention":            {"broker", []string{"history.retention=23h"}, "/history/retention"},

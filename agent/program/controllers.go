@@ -134,6 +134,7 @@ func Add(ctx context.Context, mgr manager.Manager, p Parts) error {
 		}
 		prober := reachability.New(mgr.GetClient(), p.InstructionNamespace, p.Clock, func() { advertiser.Connected() })
 		inUse, reservations.Unmappable, advertisement.Unreachable = nodes.InUse, driver.Consumer.Unmappable, prober.Unreachable
+		advertisement.Latencies = prober.Latencies
 		controllers = append(controllers, prober, nodes, pods.New(nodes, driver.Consumer, pods.Options{
 			ReleaseGrace: p.ReleaseGrace, StartTimeout: podStartTimeout, ProviderLostAfter: p.ProviderLostAfter,
 		}))

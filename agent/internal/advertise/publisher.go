@@ -50,6 +50,8 @@ type Options struct {
 	Unlisted func(ctx context.Context) ([]broker.UnlistedHold, error)
 	// Unreachable returns the providers that this cluster cannot connect to; none where nil.
 	Unreachable func() []string
+	// Latencies returns those of the providers that it uses; none where nil.
+	Latencies func() []broker.ProviderLatency
 	// Clock; the real one where nil.
 	Clock clock.Clock
 }
@@ -264,6 +266,9 @@ func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertiseme
 	}
 	if p.Unreachable != nil {
 		spec.Unreachable = p.Unreachable()
+	}
+	if p.Latencies != nil {
+		spec.Latencies = p.Latencies()
 	}
 	if p.Unlisted != nil {
 		spec.UnlistedHolds, err = p.Unlisted(ctx)

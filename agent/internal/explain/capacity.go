@@ -139,6 +139,9 @@ func (w *walk) providers() {
 	decision := cmp.Or(w.status.Decision, &broker.Decision{})
 	for _, s := range decision.Scores {
 		scores[s.Cluster] = s.Score
+		if s.Detail != "" {
+			scores[s.Cluster] += ": " + s.Detail
+		}
 	}
 	var details []Detail
 	for i := range w.status.Allocations {

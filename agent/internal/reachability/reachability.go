@@ -1,7 +1,8 @@
 // Package reachability finds out which providers this cluster cannot connect to, so that
 // its advertisement says so and the broker chooses others, also in place of the grants there.
 // It probes only providers that capacity was granted in and whose virtual node is not ready:
-// one that is ready is reachable.
+// one that is ready is reachable. Of all that capacity was granted in, it measures now and then
+// how long a connection takes.
 package reachability
 
 import (
@@ -36,6 +37,9 @@ const (
 	// parallel is how many providers are probed at the same time, maxReported how many are
 	// reported.
 	parallel, maxReported = 8, 64
+	// measuredEvery is the time between two measurements of a provider's latency, measuredFor how
+	// long one is reported.
+	measuredEvery, measuredFor = 10 * time.Minute, 24 * time.Hour
 )
 
 // target is a provider to probe.
@@ -46,14 +50,21 @@ type target struct {
 	wanted   time.Time
 }
 
+// latency is how long a connection to a provider took at that time, rounded; 0 if it failed.
+type latency struct {
+	rounded time.Duration
+	at      time.Time
+}
+
 // Prober probes providers as long as it is the leader.
 type Prober struct {
 	instructions func(ctx context.Context) ([]broker.ReservationInstruction, error)
 	clock        clock.Clock
 	changed      func()
 
-	mu      sync.Mutex
-	targets map[string]target
+	mu        sync.Mutex
+	targets   map[string]target
+	latencies map[string]latency
 }
 
 // New returns a Prober of the ReservationInstructions in a namespace. changed is called
@@ -64,7 +75,7 @@ func New(c client.Client, namespace string, clock clock.Clock, changed func()) *
 		err := c.List(ctx, &list, client.InNamespace(namespace))
 		return list.Items, err
 	}
-	return &Prober{instructions: instructions, clock: clock, changed: changed, targets: map[string]target{}}
+	return &Prober{instructions: instructions, clock: clock, changed: changed, targets: map[string]target{}, latencies: map[string]latency{}}
 }
 
 // SetupWithManager adds the Prober to the manager.
@@ -101,6 +112,19 @@ func (p *Prober) Unreachable() []string {
 	return found[:min(len(found), maxReported)]
 }
 
+// Latencies are those that were measured, of at most maxReported providers, sorted.
+func (p *Prober) Latencies() []broker.ProviderLatency {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var measured []broker.ProviderLatency
+	for _, cluster := range slices.Sorted(maps.Keys(p.latencies)) {
+		if took := p.latencies[cluster].rounded; took > 0 {
+			measured = append(measured, broker.ProviderLatency{Cluster: cluster, Milliseconds: int32(took.Milliseconds())})
+		}
+	}
+	return measured[:min(len(measured), maxReported)]
+}
+
 // probe probes each provider once.
 func (p *Prober) probe(ctx context.Context) error {
 	instructions, err := p.instructions(ctx)
@@ -108,21 +132,25 @@ func (p *Prober) probe(ctx context.Context) error {
 		return fmt.Errorf("listing ReservationInstructions: %w", err)
 	}
 	before := p.Unreachable()
-	targets := next(p.targets, instructions, p.clock.Now())
-	reached := reach(ctx, targets)
+	now := p.clock.Now()
+	targets := next(p.targets, instructions, now)
+	addresses := unmeasured(p.latencies, instructions, now)
+	for cluster, t := range targets {
+		addresses[cluster] = t.address
+	}
+	took := reach(ctx, addresses)
 	if ctx.Err() != nil {
 		return nil
 	}
-	for cluster, ok := range reached {
-		t := targets[cluster]
+	for cluster, t := range targets {
 		t.failures++
-		if ok {
+		if _, reached := took[cluster]; reached {
 			t.failures = 0
 		}
 		targets[cluster] = t
 	}
 	p.mu.Lock()
-	p.targets = targets
+	p.targets, p.latencies = targets, measured(p.latencies, addresses, took, now)
 	p.mu.Unlock()
 	if after := p.Unreachable(); !slices.Equal(before, after) {
 		log.FromContext(ctx).WithName("reachability").Info("The providers that this cluster cannot connect to have changed", "unreachable", after)
@@ -163,25 +191,59 @@ func addressOf(endpoint string) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// reach connects to each target, and reports which accept it.
-func reach(ctx context.Context, targets map[string]target) map[string]bool {
+// unmeasured are the addresses of the providers that capacity is granted in, and whose latency is
+// due.
+func unmeasured(known map[string]latency, instructions []broker.ReservationInstruction, now time.Time) map[string]string {
+	addresses := map[string]string{}
+	for i := range instructions {
+		cluster, address := instructions[i].Spec.TargetClusterID, addressOf(instructions[i].Spec.Endpoint)
+		if l, measured := known[cluster]; address != "" && (!measured || now.Sub(l.at) >= measuredEvery) {
+			addresses[cluster] = address
+		}
+	}
+	return addresses
+}
+
+// measured are the latencies after a round of connections. One changes only if it is less than half
+// as long, or more than twice: each change is another advertisement.
+func measured(known map[string]latency, tried map[string]string, took map[string]time.Duration, now time.Time) map[string]latency {
+	after := maps.Clone(known)
+	for cluster := range tried {
+		l := after[cluster]
+		if each, reached := took[cluster]; !reached {
+			l.rounded = 0
+		} else if l.rounded == 0 || each < l.rounded/2 || each > 2*l.rounded {
+			l.rounded = max(each.Round(time.Millisecond), time.Millisecond)
+		}
+		l.at = now
+		after[cluster] = l
+	}
+	maps.DeleteFunc(after, func(_ string, l latency) bool { return now.Sub(l.at) >= measuredFor })
+	return after
+}
+
+// reach connects to each address, and reports how long it took where it succeeded.
+func reach(ctx context.Context, addresses map[string]string) map[string]time.Duration {
 	var mu sync.Mutex
-	reached := map[string]bool{}
+	took := map[string]time.Duration{}
 	var all errgroup.Group
 	all.SetLimit(parallel)
-	for cluster, t := range targets {
+	for cluster, address := range addresses {
 		all.Go(func() error {
 			dialer := net.Dialer{Timeout: timeout}
-			connection, err := dialer.DialContext(ctx, "tcp", t.address)
-			if err == nil {
-				connection.Close()
+			began := time.Now()
+			connection, err := dialer.DialContext(ctx, "tcp", address)
+			if err != nil {
+				return nil
 			}
+			each := time.Since(began)
+			connection.Close()
 			mu.Lock()
 			defer mu.Unlock()
-			reached[cluster] = err == nil
+			took[cluster] = each
 			return nil
 		})
 	}
 	_ = all.Wait()
-	return reached
+	return took
 }

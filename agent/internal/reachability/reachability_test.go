@@ -79,3 +79,55 @@ func TestProber(t *testing.T) {
 	t.Cleanup(func() { listener.Close() })
 	expectAfterProbe(2)
 }
+
+// TestLatencies: a provider that capacity is granted in is measured, also one that is ready, and
+// not again before it is due.
+func TestLatencies(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.53:0")
+	expect.NoError(t, err)
+	t.Cleanup(func() { listener.Close() })
+	clock := clocktesting.NewFakeClock(time.Unix(10000, 0))
+	p := New(nil, "", clock, func() {})
+	p.instructions = func(context.Context) ([]broker.ReservationInstruction, error) {
+		return []broker.ReservationInstruction{instructionOf("paris", "https://"+listener.Addr().String(), true), instructionOf("oslo", "https://127.0.0.53:1", true)}, nil
+	}
+	expect.NoError(t, p.probe(t.Context()))
+	got := p.Latencies()
+	if len(got) != 1 || got[0].Cluster != "paris" || got[0].Milliseconds < 1 {
+		t.Errorf("latencies are %v, want one of paris", got)
+	}
+	if cut := p.Unreachable(); len(cut) > 0 {
+		t.Errorf("%v are reported as unreachable, and their virtual nodes are ready", cut)
+	}
+	instructions, _ := p.instructions(t.Context())
+	if due := unmeasured(p.latencies, instructions, clock.Now().Add(measuredEvery-time.Second)); len(due) > 0 {
+		t.Errorf("%v are measured again too early", due)
+	}
+	if due := unmeasured(p.latencies, instructions, clock.Now().Add(measuredEvery)); len(due) != 2 {
+		t.Errorf("only %v are measured again", due)
+	}
+}
+
+// TestMeasured: what is reported changes only if the latency has about doubled or halved.
+func TestMeasured(t *testing.T) {
+	now := time.Unix(10000, 0)
+	known := map[string]latency{"paris": {rounded: 10 * time.Millisecond, at: now.Add(-time.Hour)}, "gone": {rounded: time.Second, at: now.Add(-measuredFor)}}
+	for what, tc := range map[string]struct {
+		took []time.Duration
+		want time.Duration
+	}{
+		"about the same": {[]time.Duration{19 * time.Millisecond}, 10 * time.Millisecond},
+		"twice as long":  {[]time.Duration{21 * time.Millisecond}, 21 * time.Millisecond},
+		"half as long":   {[]time.Duration{4600 * time.Microsecond}, 5 * time.Millisecond},
+		"very short":     {[]time.Duration{time.Microsecond}, time.Millisecond},
+		"not connected":  {nil, 0},
+	} {
+		took := map[string]time.Duration{}
+		for _, each := range tc.took {
+			took["paris"] = each
+		}
+		if got := measured(known, map[string]string{"paris": "a"}, took, now); !maps.Equal(got, map[string]latency{"paris": {tc.want, now}}) {
+			t.Errorf("%s: got %v", what, got)
+		}
+	}
+}

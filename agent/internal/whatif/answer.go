@@ -159,7 +159,7 @@ func score(o rehearsal.Offer) string {
 	if o.Score == "" {
 		return ""
 	}
-	return fmt.Sprintf("; score %s = resources %s + price %s", o.Score, o.Resources, o.Price)
+	return fmt.Sprintf("; score %s: %s", o.Score, o.Detail)
 }
 
 // conclude sums up what the broker would write.

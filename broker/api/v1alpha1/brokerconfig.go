@@ -7,8 +7,14 @@ import (
 // BrokerConfigSpec is the desired configuration of the broker. Users write it.
 // Changes take effect without a restart.
 type BrokerConfigSpec struct {
-	// weights of the scoring rules. Defaults to 70 for resources and 30 for cost.
+	// weights of the scoring rules: 70 for resources and 30 for cost if unset.
 	Weights *ScoreWeights `json:"weights,omitempty"`
+	// exchangeRates are those by which prices in several currencies are compared, with each other
+	// and with budgets. Where one of two currencies has none, they are not.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=currency
+	ExchangeRates []ExchangeRate `json:"exchangeRates,omitempty"`
 	// quotas limit what one cluster uses of the broker.
 	Quotas *Quotas `json:"quotas,omitempty"`
 	// joining decides which clusters may use the broker.
@@ -23,10 +29,15 @@ type BrokerConfigSpec struct {
 	// +kubebuilder:default="90s"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="freshFor must be a duration of 1s or more, such as 90s; a day is 24h"
 	FreshFor *metav1.Duration `json:"freshFor,omitempty"`
-	// maxDuration is the maximum lease of a Reservation. A Reservation whose spec.duration
-	// is longer, or unset, gets this one. No maximum if unset.
+	// maxDuration is the maximum lease of a Reservation. A Reservation whose duration is longer,
+	// or unset, gets this one. No maximum if unset.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="maxDuration must be a duration of 1s or more, such as 24h for a day"
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
+	// defaultDuration is the lease of a Reservation without spec.duration, at most maxDuration;
+	// maxDuration if unset. It ends when no pod has used the capacity for so long, whereas
+	// defaultLease ends when the consumer has been silent for so long.
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="defaultDuration must be a duration of 1s or more, such as 1h; a day is 24h"
+	DefaultDuration *metav1.Duration `json:"defaultDuration,omitempty"`
 	// defaultLease is how long a Reservation outlives the last sign of life of its consumer:
 	// an advertisement or a renewal. Its own duration, or maxDuration, may end it earlier.
 	// +kubebuilder:default="1h"
@@ -93,7 +104,7 @@ const (
 )
 
 // ScoreWeights are the weights of the scoring rules in percent.
-// +kubebuilder:validation:XValidation:rule="self.resources + self.cost == 100",message="resources and cost must add up to 100"
+// +kubebuilder:validation:XValidation:rule="self.resources + self.cost + self.reliability + self.latency == 100",message="resources, cost, reliability and latency must add up to 100"
 type ScoreWeights struct {
 	// resources is the weight of the share of resources that remains available after
 	// the placement.
@@ -106,6 +117,31 @@ type ScoreWeights struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	Cost int32 `json:"cost"`
+	// reliability is the weight of the share of its promises that the provider has kept of late:
+	// what it refuses, withdraws or does not answer is not kept.
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	Reliability int32 `json:"reliability,omitempty"`
+	// latency is the weight of the time that the consumer needs to connect to the provider.
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	Latency int32 `json:"latency,omitempty"`
+}
+
+// ExchangeRate is what a currency is worth.
+type ExchangeRate struct {
+	// currency is an ISO 4217 code such as EUR.
+	// +kubebuilder:validation:Pattern=`^[A-Z]{3}$`
+	Currency string `json:"currency"`
+	// rate is the worth of one unit, a decimal number, in a unit that is the same for all rates.
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+([.][0-9]+)?$') && !self.matches('^[0.]+$')",message="rate must be a decimal number above 0, such as 0.92"
+	Rate string `json:"rate"`
+	// date of the rate, such as 2026-11-28. Where prices are compared by it, they are shown with it.
+	// +kubebuilder:validation:Pattern=`^[0-9]{4}-[0-9]{2}-[0-9]{2}$`
+	Date string `json:"date"`
 }
 
 // BrokerConfigStatus says whether the broker uses a BrokerConfig. The broker writes it.
@@ -144,6 +180,5 @@ type BrokerConfigList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []BrokerConfig `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

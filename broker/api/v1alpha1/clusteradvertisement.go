@@ -46,6 +46,12 @@ type ClusterAdvertisementSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	// +listType=set
 	Unreachable []string `json:"unreachable,omitempty"`
+	// latencies are how long this cluster needs to connect to the API servers of the providers that
+	// it uses.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=cluster
+	Latencies []ProviderLatency `json:"latencies,omitempty"`
 	// cost is the price of the cluster's resources. The price is unknown if unset.
 	Cost *Cost `json:"cost,omitempty"`
 	// region of the cluster.
@@ -61,6 +67,16 @@ type ClusterAdvertisementSpec struct {
 	// sequence increases with each measurement of one agent process; 0 if it does not count.
 	// +optional
 	Sequence int64 `json:"sequence"`
+}
+
+// ProviderLatency is how long a consumer needs to connect to a provider.
+type ProviderLatency struct {
+	// cluster is the cluster ID of the provider.
+	// +kubebuilder:validation:MaxLength=63
+	Cluster string `json:"cluster"`
+	// milliseconds, rounded so that it seldom changes.
+	// +kubebuilder:validation:Minimum=0
+	Milliseconds int32 `json:"milliseconds"`
 }
 
 // Lending is whether, to whom and for which pods a cluster provides capacity.
@@ -307,6 +323,5 @@ type ClusterAdvertisementList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ClusterAdvertisement `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -91,6 +91,5 @@ type ClusterRegistrationList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ClusterRegistration `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -116,6 +116,5 @@ type OverflowPolicyList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []OverflowPolicy `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -90,6 +90,5 @@ type ProviderInstructionList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ProviderInstruction `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -116,7 +116,8 @@ type ReservationSpec struct {
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of 1s or more, such as 10m; a day is 24h"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
-	// duration of the lease, limited by the BrokerConfig's maxDuration. The lease starts
+	// duration of the lease, limited by the BrokerConfig's maxDuration; its defaultDuration if
+	// unset. The lease starts
 	// with the first hold, and again while pods use the capacity, and when another replica
 	// of the broker becomes the leader. When it ends, the capacity is released: set or not,
 	// also when its consumer has neither advertised nor renewed it for the BrokerConfig's
@@ -131,7 +132,7 @@ type ReservationSpec struct {
 	// +listMapKey=cluster
 	// +kubebuilder:validation:MaxItems=64
 	Retained []RetainedPods `json:"retained,omitempty"`
-	// placement limits the providers by location.
+	// placement limits the providers by location, and orders them.
 	Placement *Placement `json:"placement,omitempty"`
 	// budget limits the price.
 	Budget *Budget `json:"budget,omitempty"`
@@ -161,7 +162,7 @@ func (s *ReservationSpec) RetainedCount() int32 {
 	return n
 }
 
-// Placement limits the providers by location.
+// Placement limits the providers by location, and orders them.
 type Placement struct {
 	// regions that the provider may be in. Any region if empty.
 	// +kubebuilder:validation:MaxItems=64
@@ -172,6 +173,25 @@ type Placement struct {
 	// excludeClusters are the cluster IDs of providers that must not be chosen.
 	// +kubebuilder:validation:MaxItems=64
 	ExcludeClusters []string `json:"excludeClusters,omitempty"`
+	// preferredProviders are groups of providers, the most preferred first. Of the providers where
+	// the request fits, one of an earlier group is chosen, whatever the scores are; those of no
+	// group come last.
+	// +kubebuilder:validation:MaxItems=8
+	PreferredProviders []ProviderGroup `json:"preferredProviders,omitempty"`
+}
+
+// ProviderGroup has the providers for which all that is set is true.
+// +kubebuilder:validation:MinProperties=1
+type ProviderGroup struct {
+	// clusters are their cluster IDs.
+	// +kubebuilder:validation:MaxItems=64
+	Clusters []string `json:"clusters,omitempty"`
+	// regions that they are in.
+	// +kubebuilder:validation:MaxItems=64
+	Regions []string `json:"regions,omitempty"`
+	// zones that they are in.
+	// +kubebuilder:validation:MaxItems=64
+	Zones []string `json:"zones,omitempty"`
 }
 
 // Budget limits the price. A provider whose price is unknown or in another currency
@@ -317,6 +337,8 @@ type ClusterScore struct {
 	Cluster string `json:"cluster"`
 	// score from 0 to 100, with two decimals.
 	Score string `json:"score"`
+	// detail is what each rule gives it, and why; of the first five only.
+	Detail string `json:"detail,omitempty"`
 }
 
 // ClusterRejection explains why a cluster was not chosen.
@@ -487,6 +509,5 @@ type ReservationList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []Reservation `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -135,6 +135,5 @@ type ReservationInstructionList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []ReservationInstruction `json:"items"`
-	// Undecoded are the items that cannot be decoded.
-	Undecoded []Undecoded `json:"-"`
+	WithUndecoded   `json:"-"`
 }

@@ -266,7 +266,7 @@ func TestRules(t *testing.T) {
 		}, {field: field + ".matchLabels", bad: []any{label("team", strings.Repeat("a", 64))}, example: "63"}}
 	}
 	for kind, values := range map[string][]value{
-		"BrokerConfig": slices.Concat(duration("staleAfter", "10m"), duration("freshFor", "90s"), duration("maxDuration", "24h"), duration("defaultLease", "1h"), duration("proofDeadline", "30s"), duration("retryAfter", "30s"),
+		"BrokerConfig": slices.Concat(duration("staleAfter", "10m"), duration("freshFor", "90s"), duration("maxDuration", "24h"), duration("defaultDuration", "1h"), duration("defaultLease", "1h"), duration("proofDeadline", "30s"), duration("retryAfter", "30s"),
 			[]value{{field: "keepFreeFor", good: []any{"0s", "30m"}, bad: []any{"1d", "-1h"}, example: "30m"}}),
 		"OverflowPolicy": slices.Concat(duration("duration", "24h"), duration("returnHome.after", "5m"), duration("returnHome.minimumStay", "10m"),
 			quantities("maxResources.cpu", "500m"), quantities("maxResources.memory", "16Gi"), quantities("maxResources.gpu", "2"), quantities("maxResources.storage", "10Gi"),

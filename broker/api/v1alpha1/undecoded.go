@@ -22,6 +22,14 @@ type Undecoded struct {
 	Raw json.RawMessage
 }
 
+// WithUndecoded is the part of a list that cannot be decoded.
+type WithUndecoded struct {
+	Undecoded []Undecoded
+}
+
+// UndecodedItems are the items that cannot be decoded.
+func (l *WithUndecoded) UndecodedItems() []Undecoded { return l.Undecoded }
+
 // decodeItems decodes a list as if it was plain. If that fails, it decodes each item on its own
 // and returns those that fail: only what is no list of objects is an error.
 func decodeItems[L, T any](data []byte, plain *L, items func(*L) *[]T) (undecoded []Undecoded, err error) {
@@ -71,18 +79,12 @@ func (l *ClusterAdvertisementList) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// UndecodedItems are the items that cannot be decoded.
-func (l *ClusterAdvertisementList) UndecodedItems() []Undecoded { return l.Undecoded }
-
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *ReservationList) UnmarshalJSON(data []byte) (err error) {
 	type plain ReservationList
 	l.Undecoded, err = decodeItems(data, (*plain)(l), func(l *plain) *[]Reservation { return &l.Items })
 	return err
 }
-
-// UndecodedItems are the items that cannot be decoded.
-func (l *ReservationList) UndecodedItems() []Undecoded { return l.Undecoded }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *ReservationInstructionList) UnmarshalJSON(data []byte) (err error) {
@@ -91,18 +93,12 @@ func (l *ReservationInstructionList) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// UndecodedItems are the items that cannot be decoded.
-func (l *ReservationInstructionList) UndecodedItems() []Undecoded { return l.Undecoded }
-
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *ProviderInstructionList) UnmarshalJSON(data []byte) (err error) {
 	type plain ProviderInstructionList
 	l.Undecoded, err = decodeItems(data, (*plain)(l), func(l *plain) *[]ProviderInstruction { return &l.Items })
 	return err
 }
-
-// UndecodedItems are the items that cannot be decoded.
-func (l *ProviderInstructionList) UndecodedItems() []Undecoded { return l.Undecoded }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *OverflowPolicyList) UnmarshalJSON(data []byte) (err error) {
@@ -111,9 +107,6 @@ func (l *OverflowPolicyList) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// UndecodedItems are the items that cannot be decoded.
-func (l *OverflowPolicyList) UndecodedItems() []Undecoded { return l.Undecoded }
-
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *BrokerConfigList) UnmarshalJSON(data []byte) (err error) {
 	type plain BrokerConfigList
@@ -121,15 +114,9 @@ func (l *BrokerConfigList) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// UndecodedItems are the items that cannot be decoded.
-func (l *BrokerConfigList) UndecodedItems() []Undecoded { return l.Undecoded }
-
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *ClusterRegistrationList) UnmarshalJSON(data []byte) (err error) {
 	type plain ClusterRegistrationList
 	l.Undecoded, err = decodeItems(data, (*plain)(l), func(l *plain) *[]ClusterRegistration { return &l.Items })
 	return err
 }
-
-// UndecodedItems are the items that cannot be decoded.
-func (l *ClusterRegistrationList) UndecodedItems() []Undecoded { return l.Undecoded }

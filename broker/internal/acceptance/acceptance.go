@@ -80,8 +80,11 @@ func statusOf(config *broker.BrokerConfig, now metav1.Time) broker.BrokerConfigS
 
 // unusable says which value has no effect: what the CRD refuses, the API server does not store.
 func unusable(spec *broker.BrokerConfigSpec) string {
-	if config := settings.Of(spec); config.Queueing == broker.QueueingNone && config.KeepFreeFor > 0 {
+	switch config := settings.Of(spec); {
+	case config.Queueing == broker.QueueingNone && config.KeepFreeFor > 0:
 		return fmt.Sprintf("keepFreeFor %s has no effect with queueing None: remove it, or set queueing to Conservative.", config.KeepFreeFor)
+	case config.MaxDuration > 0 && config.DefaultDuration > config.MaxDuration:
+		return fmt.Sprintf("defaultDuration %s has no effect with maxDuration %s: remove it, or raise maxDuration.", config.DefaultDuration, config.MaxDuration)
 	}
 	return ""
 }

@@ -71,6 +71,7 @@ func TestUnusable(t *testing.T) {
 	}{
 		"empty":              {},
 		"kept free for none": {broker.BrokerConfigSpec{Queueing: broker.QueueingNone, KeepFreeFor: &metav1.Duration{Duration: time.Hour}}, "keepFreeFor 1h0m0s"},
+		"longer than all":    {broker.BrokerConfigSpec{MaxDuration: &metav1.Duration{Duration: time.Hour}, DefaultDuration: &metav1.Duration{Duration: 2 * time.Hour}}, "defaultDuration 2h0m0s"},
 		"usable everything":  {broker.BrokerConfigSpec{Weights: &broker.ScoreWeights{Cost: 100}, StaleAfter: &metav1.Duration{Duration: time.Minute}}, ""},
 	} {
 		status := statusOf(&broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Name: settings.Name}, Spec: tc.spec}, metav1.Now())

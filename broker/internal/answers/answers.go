@@ -46,10 +46,10 @@ const (
 type Memory struct {
 	mutex   sync.Mutex
 	entries map[string]map[key]*entry // by cluster
-	// answered is when each cluster last answered anything, progress how far it has come
-	// with what it was asked.
-	answered map[string]time.Time
+	// progress is how far each cluster has come with what it was asked, records how it has kept its
+	// promises.
 	progress map[string]Progress
+	records  map[string]Record
 	// number is that of the last refusal or missed deadline.
 	number uint64
 }
@@ -123,7 +123,7 @@ type entry struct {
 
 // New returns an empty Memory.
 func New() *Memory {
-	return &Memory{entries: map[string]map[key]*entry{}, answered: map[string]time.Time{}, progress: map[string]Progress{}}
+	return &Memory{entries: map[string]map[key]*entry{}, progress: map[string]Progress{}, records: map[string]Record{}}
 }
 
 // Missed records that a provider has not answered a Reservation in time, which it was
@@ -132,14 +132,18 @@ func New() *Memory {
 func (m *Memory) Missed(cluster string, uid types.UID, asked time.Time, waits bool, wait time.Duration, now time.Time) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if waits || m.answered[cluster].After(asked) {
+	if waits || m.progress[cluster].At.After(asked) {
 		e := m.entry(cluster, key{silentTo: uid}, now)
-		e.set(ReasonNotAnswering, "The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now)
+		if e.set(ReasonNotAnswering, "The provider has not answered the Reservation's earlier request in time. It is asked again later.", 0, wait, now) && !waits {
+			m.record(cluster, false, now)
+		}
 		e.waits = waits
 		return
 	}
-	m.entry(cluster, key{}, now).set(ReasonNotAnswering,
-		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now)
+	if m.entry(cluster, key{}, now).set(ReasonNotAnswering,
+		"The provider has not answered an earlier request in time. Check its agent. It is asked again later, or when it answers.", 0, wait, now) {
+		m.record(cluster, false, now)
+	}
 }
 
 // Refused records that a provider has refused a capacity to a consumer, with its message,
@@ -156,6 +160,9 @@ func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, 
 		if _, known := e.quoted[consumer]; known || len(e.quoted) < maxQuoted {
 			e.quoted[consumer] = fmt.Sprintf("The provider refused: %s. It is asked again later.", message)
 		}
+	}
+	if news {
+		m.record(cluster, false, now)
 	}
 	return news
 }
@@ -246,7 +253,6 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 func (m *Memory) Answered(cluster string, uid types.UID, asked, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	m.answered[cluster] = now
 	if before := m.progress[cluster]; asked.Before(before.Asked) {
 		asked = before.Asked
 	}
@@ -273,11 +279,14 @@ func (m *Memory) Released(cluster string, uid types.UID) (known bool) {
 	return true
 }
 
-// Accepted ends the memory that a provider refused these shapes. It reports whether
-// there was any.
-func (m *Memory) Accepted(cluster string, accepted broker.HeldCapacity) (known bool) {
+// Accepted records that a provider has accepted a capacity, and ends the memory that it refused
+// these shapes. It reports whether there was any.
+func (m *Memory) Accepted(cluster string, accepted broker.HeldCapacity, now time.Time) (known bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
+	if !accepted.Empty() {
+		m.record(cluster, true, now)
+	}
 	for _, shape := range shapes(accepted) {
 		_, refused := m.entries[cluster][shape.key]
 		known = known || refused
@@ -305,7 +314,7 @@ func (m *Memory) Forget(cluster string) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	delete(m.entries, cluster)
-	delete(m.answered, cluster)
+	delete(m.records, cluster)
 	delete(m.progress, cluster)
 }
 

@@ -59,7 +59,7 @@ func TestMemory(t *testing.T) {
 			func(m *answers.Memory) {
 				m.Unusable("paris", "r", 1, "taken", wait, at(0))
 				m.Answered("paris", "r", at(1), at(1))
-				m.Accepted("paris", pods(2, "a", "1"))
+				m.Accepted("paris", pods(2, "a", "1"), at(1))
 			},
 			[]check{
 				{"r", "paris", pods(2, "a", "1"), at(29), answers.ReasonUnusable},
@@ -88,7 +88,7 @@ func TestMemory(t *testing.T) {
 		"an acceptance of the shape ends the memory of its refusal": {
 			func(m *answers.Memory) {
 				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0))
-				m.Accepted("paris", pods(1, "b", "1"))
+				m.Accepted("paris", pods(1, "b", "1"), at(1))
 			},
 			[]check{{"r", "paris", pods(2, "a", "1"), at(1), ""}},
 		},

@@ -5,7 +5,7 @@
 //
 // A cluster passes a chain of filters (filters.go). Its free capacity is packed,
 // first with what holds may still claim there (snapshot.go) and then with the request
-// (search.go). The clusters where the pods fit are scored (score.go). Every cluster
+// (search.go). The clusters where the pods fit are scored (score.go), by rules (rules.go). Every cluster
 // that is not chosen has a reason; the messages with the figures are made for those
 // that are asked for (report.go).
 package decide
@@ -32,16 +32,31 @@ type Request struct {
 	// Placement and Budget limit the providers; nil for no limit.
 	Placement *broker.Placement
 	Budget    *broker.Budget
+	// ExchangeRates are those by which prices in several currencies are compared.
+	ExchangeRates []broker.ExchangeRate
 	// Committed is what the Reservation already costs per hour, in the budget's
 	// currency; nil for nothing.
 	Committed *big.Rat
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
+	// Records are how the clusters have kept their promises of late. Only of use with a weight.
+	Records map[string]answers.Record
 	// Providers are the clusters that provide for the Reservation already.
 	Providers []string
 	// Rejected are the providers that must not be chosen now, and why: they refused such
 	// a request, or do not answer.
 	Rejected map[string]capacity.Rejection
+}
+
+// PriceOf is the price of an amount for an hour in the currency of the budget, and in that of the
+// cost without one.
+func (r *Request) PriceOf(cost *broker.Cost, amount broker.HeldCapacity) (price *big.Rat, known bool) {
+	price, currency, known := Price(cost, amount.Totals)
+	if !known || r.Budget == nil {
+		return price, known
+	}
+	price, _, known = Exchange(price, currency, r.Budget.Currency, r.ExchangeRates)
+	return price, known
 }
 
 // MaxProviders is the maximum number of providers of one Reservation, whose status shows
@@ -121,11 +136,10 @@ func Explain(request Request, snapshot Snapshot) (rejections []broker.ClusterRej
 type Offer struct {
 	// ClusterRejection has no reason for the cluster that is chosen first.
 	broker.ClusterRejection `json:",inline"`
-	// Score is the sum of Resources and Price, before they are rounded; all are empty unless the
-	// cluster was compared with the chosen one.
-	Score     string `json:"score,omitempty"`
-	Resources string `json:"resources,omitempty"`
-	Price     string `json:"price,omitempty"`
+	// Score, and what each rule gives of it; both are empty unless the cluster was compared with the
+	// chosen one.
+	Score  string `json:"score,omitempty"`
+	Detail string `json:"detail,omitempty"`
 	// PricePerHour is that of the whole request; empty if it is not known.
 	PricePerHour string `json:"pricePerHour,omitempty"`
 }
@@ -148,12 +162,8 @@ func Compare(request Request, snapshot Snapshot) []Offer {
 			offers[i].PricePerHour = PriceString(price, currency)
 		}
 	}
-	weights := s.weights()
-	for at, i := range s.candidates {
-		o := &s.offers[i]
-		offers[i].Score = o.score.String()
-		offers[i].Resources = capacity.NewScore(float64(weights.Resources) * o.share).String()
-		offers[i].Price = capacity.NewScore(float64(weights.Cost) * s.cheapness[at]).String()
+	for _, i := range s.candidates {
+		offers[i].Score, offers[i].Detail = s.offers[i].score.String(), s.detail(i)
 	}
 	return offers
 }
@@ -207,7 +217,7 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		if !slices.Contains(s.request.Providers, chosen.spec.ClusterID) {
 			s.request.Providers = append(slices.Clip(s.request.Providers), chosen.spec.ClusterID)
 		}
-		if price, _, known := Price(chosen.spec.Cost, amount.Totals); known {
+		if price, known := request.PriceOf(chosen.spec.Cost, amount); known {
 			committed.Add(committed, price)
 		}
 		if s.take(after, amount); s.request.Want.Empty() {

@@ -305,11 +305,69 @@ func TestPreference(t *testing.T) {
 			rejected: byCluster{"berlin": "NotPreferred"},
 			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
 		},
+		"cheaper in another currency": {
+			reason: "prices in several currencies are compared by the rates",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
+			want:     "paris", pods: 1,
+			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
+		},
+		"a currency without a rate": {
+			reason: "its prices are not compared, and equal scores go by cluster ID",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
+			want:     "berlin", pods: 1,
+		},
+		"budget in another currency": {
+			reason: "a price counts by the rates, with their date",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.Budget = &broker.Budget{MaxPricePerHour: "0.10", Currency: "EUR"}
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("21", "JPY")), cluster("oslo", priced("0.1", "NOK")), cluster("paris", priced("20", "JPY"))},
+			want:     "paris", pods: 1,
+			rejected: byCluster{"berlin": "OverBudget", "oslo": "PriceUnknown"},
+			messages: byCluster{
+				"berlin": "The price is 0.105 EUR per hour at the rates of 2026-11-01; the budget is 0.10 EUR.",
+				"oslo":   "The price is in NOK, the budget in EUR.",
+			},
+		},
 		"more available": {
 			reason:   "with the same price the one with more available is preferred",
 			request:  pods(1, "cpu=1"),
 			clusters: []oracleCluster{cluster("berlin"), cluster("paris", totals("cpu=8", ""), shapes(4, "cpu=2", 9))},
 			want:     "paris", pods: 1,
+		},
+		"own site first": {
+			reason: "the order of the request is before the score, and explained",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.Placement = &broker.Placement{PreferredProviders: []broker.ProviderGroup{{Clusters: []string{"site", "other"}}, {Regions: []string{"eu"}, Zones: []string{"a"}}}}
+			}),
+			clusters: []oracleCluster{
+				cluster("bern", priced("0.01", "EUR"), func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = "eu", "a" }),
+				cluster("cloud", priced("0.01", "EUR"), func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = "eu", "b" }),
+				cluster("site", priced("0.9", "EUR")),
+			},
+			want: "site", pods: 1,
+			rejected: byCluster{"bern": "NotPreferred", "cloud": "NotPreferred"},
+			messages: byCluster{"bern": "The request fits with score 65.00; site was chosen with score 35.00. It is in group 1 of placement.preferredProviders."},
+		},
+		"then the cheap region": {
+			reason: "the next group is chosen where the first one has no room",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.Placement = &broker.Placement{PreferredProviders: []broker.ProviderGroup{{Clusters: []string{"site"}}, {Regions: []string{"eu"}}}}
+			}),
+			clusters: []oracleCluster{
+				cluster("bern", priced("0.9", "EUR"), func(c *oracleCluster) { c.Spec.Region = "eu" }),
+				cluster("cloud", priced("0.01", "EUR")),
+				cluster("site", totals("cpu=2", "cpu=2")),
+			},
+			want: "bern", pods: 1,
+			rejected: byCluster{"cloud": "NotPreferred", "site": "InsufficientCapacity"},
 		},
 		"tie": {
 			reason:   "equal scores go by cluster ID",

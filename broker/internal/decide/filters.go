@@ -30,7 +30,6 @@ func (s *search) filter(e *entry) (reason string) {
 		return ReasonUnreachable
 	}
 	if placement := request.Placement; placement != nil {
-		outside := func(allowed []string, where string) bool { return len(allowed) > 0 && !slices.Contains(allowed, where) }
 		switch {
 		case slices.Contains(placement.ExcludeClusters, spec.ClusterID):
 			return ReasonExcluded
@@ -47,6 +46,11 @@ func (s *search) filter(e *entry) (reason string) {
 		return reasonTooManyProviders
 	}
 	return s.overBudget(e)
+}
+
+// outside reports whether a place is none of those that are allowed: all are if there are none.
+func outside(allowed []string, where string) bool {
+	return len(allowed) > 0 && !slices.Contains(allowed, where)
 }
 
 func (s *search) prepareBudget() {
@@ -70,8 +74,12 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.limit == nil {
 		return ReasonOverBudget
 	}
-	switch price, currency, known := Price(e.spec.Cost, s.request.Want.Totals); {
-	case !known, currency != s.request.Budget.Currency:
+	price, currency, known := Price(e.spec.Cost, s.request.Want.Totals)
+	if known {
+		price, _, known = Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)
+	}
+	switch {
+	case !known:
 		return ReasonPriceUnknown
 	case price.Cmp(s.limit) > 0:
 		return ReasonOverBudget

@@ -9,14 +9,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -70,6 +73,9 @@ func (w world) cluster(i int) oracleCluster {
 		Lending:   broker.Lending{Enabled: w.of("lends", "yes", "yes", "yes", "yes", "no") == "yes", PodSecurity: w.of("required standard", "", "baseline", "restricted")},
 		Region:    w.of("region", "eu", "us"), Zone: w.of("zone", "a", "b"), Sequence: rapid.Int64Range(6, 7).Draw(w.T, "sequence"),
 		Resources: broker.AdvertisedResources{Allocatable: w.amounts("allocatable", 90), Allocated: w.amounts("allocated", 9)},
+	}
+	if i == 1 {
+		c.Spec.Latencies = []broker.ProviderLatency{{Cluster: "c00", Milliseconds: 5}, {Cluster: "c02", Milliseconds: rapid.Int32Range(1, 90).Draw(w.T, "latency")}}
 	}
 	if w.of("consumers", "all", "all", "all", "some") == "some" {
 		c.Spec.Lending.Consumers = []string{w.of("admits", "rome", "oslo")}
@@ -126,6 +132,25 @@ func (w world) request() decide.Request {
 	}
 	if rapid.Bool().Draw(w.T, "weighted") {
 		request.Weights = broker.ScoreWeights{Resources: 33, Cost: 67}
+		if w.of("rules", "two", "four") == "four" {
+			request.Weights = broker.ScoreWeights{Resources: 20, Cost: 30, Reliability: 20, Latency: 30}
+			memory := answers.New()
+			for i := range rapid.IntRange(0, 4).Draw(w.T, "promises") {
+				now := time.Unix(int64(i)*1000, 0)
+				if cluster := w.of("promising", "c00", "c01", "c02"); rapid.Bool().Draw(w.T, "kept") {
+					memory.Accepted(cluster, request.Want, now)
+				} else {
+					memory.Refused(cluster, "oslo", request.Want, "full", time.Second, now)
+				}
+			}
+			request.Records = memory.Records(time.Unix(5000, 0))
+		}
+	}
+	if w.of("ordered", "no", "no", "yes") == "yes" {
+		if request.Placement == nil {
+			request.Placement = &broker.Placement{}
+		}
+		request.Placement.PreferredProviders = []broker.ProviderGroup{{Clusters: []string{"c03", "c04"}, Zones: []string{"b"}}, {Regions: []string{"us"}}}
 	}
 	return request
 }
@@ -162,7 +187,7 @@ func TestChooseAsOracle(t *testing.T) {
 // expectReport checks that a decision is the bounded form of the oracle's.
 func expectReport(t *rapid.T, got broker.Decision, want oracleDecision) {
 	t.Helper()
-	if diff := cmp.Diff(want.Scores[:min(20, len(want.Scores))], got.Scores); len(want.Scores) > 0 && diff != "" {
+	if diff := cmp.Diff(want.Scores[:min(20, len(want.Scores))], got.Scores, cmpopts.IgnoreFields(broker.ClusterScore{}, "Detail")); len(want.Scores) > 0 && diff != "" {
 		t.Fatalf("scores (-want +got)\n%s", diff)
 	}
 	if len(got.Rejections) != min(20, len(want.Rejections)) || len(got.Rejections)+got.Unlisted() != len(want.Rejections) {

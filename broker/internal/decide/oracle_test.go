@@ -79,10 +79,17 @@ func oracleChoose(request decide.Request, snapshot oracleSnapshot) oracleDecisio
 	if len(candidates) == 0 {
 		candidates = offers
 	}
-	score(&request, candidates)
+	var latencies []broker.ProviderLatency
+	for _, c := range clusters {
+		if c.Spec.ClusterID == request.Requester {
+			latencies = c.Spec.Latencies
+		}
+	}
+	score(&request, latencies, candidates)
 	slices.SortStableFunc(candidates, func(a, b *offer) int {
 		return cmp.Or(
 			cmp.Compare(b.placed.Pods(), a.placed.Pods()),
+			cmp.Compare(group(&request, a.cluster), group(&request, b.cluster)),
 			cmp.Compare(b.score, a.score),
 			cmp.Compare(a.cluster.Spec.ClusterID, b.cluster.Spec.ClusterID),
 		)
@@ -95,7 +102,7 @@ func oracleChoose(request decide.Request, snapshot oracleSnapshot) oracleDecisio
 		}
 		for _, o := range offers {
 			if o != best {
-				decision.reject(o.cluster, compare(o, best))
+				decision.reject(o.cluster, compare(&request, o, best))
 			}
 		}
 	}
@@ -108,14 +115,32 @@ func (d *oracleDecision) reject(cluster *oracleCluster, r *capacity.Rejection) {
 }
 
 // compare explains why best was chosen and not o.
-func compare(o, best *offer) *capacity.Rejection {
+func compare(request *decide.Request, o, best *offer) *capacity.Rejection {
+	preferred := ""
+	if at := group(request, best.cluster); at < group(request, o.cluster) {
+		preferred = fmt.Sprintf(" It is in group %d of placement.preferredProviders.", at+1)
+	}
 	switch chosen := best.cluster.Spec.ClusterID; {
 	case o.complete():
-		return reject(decide.ReasonNotPreferred, "The request fits with score %s; %s was chosen with score %s.", o.score, chosen, best.score)
+		return reject(decide.ReasonNotPreferred, "The request fits with score %s; %s was chosen with score %s.%s", o.score, chosen, best.score, preferred)
 	case o.placed.Pods() == best.placed.Pods() && !best.complete():
-		return reject(decide.ReasonNotPreferred, "As many pods fit as in %s, which was chosen with score %s against %s. %s", chosen, best.score, o.score, o.rejection.Message)
+		return reject(decide.ReasonNotPreferred, "As many pods fit as in %s, which was chosen with score %s against %s.%s %s", chosen, best.score, o.score, preferred, o.rejection.Message)
 	}
 	return o.rejection
+}
+
+// group is the first of the preferred ones that a cluster is in, and their number for none.
+func group(request *decide.Request, cluster *oracleCluster) int {
+	if request.Placement == nil {
+		return 0
+	}
+	in := func(all []string, one string) bool { return len(all) == 0 || slices.Contains(all, one) }
+	for at, g := range request.Placement.PreferredProviders {
+		if in(g.Clusters, cluster.Spec.ClusterID) && in(g.Regions, cluster.Spec.Region) && in(g.Zones, cluster.Spec.Zone) {
+			return at
+		}
+	}
+	return len(request.Placement.PreferredProviders)
 }
 
 // filters reject a cluster for what has nothing to do with its free capacity.
@@ -314,17 +339,18 @@ func attribute(sets []broker.PodSet, cluster *oracleCluster, requester string) (
 }
 
 // score rates the offers against each other: by what is left of the requested
-// resources after the placement, and by price.
-func score(request *decide.Request, offers []*offer) {
+// resources after the placement, by price, by kept promises, and by latency.
+func score(request *decide.Request, latencies []broker.ProviderLatency, offers []*offer) {
 	weights := request.Weights
 	if weights == (broker.ScoreWeights{}) {
 		weights = decide.DefaultWeights
 	}
-	cheapness := cheapness(request, offers)
+	cheapness, closeness := cheapness(request, offers), closeness(latencies, offers)
 	for i, o := range offers {
 		placed := capacity.Ceil(o.placed.Totals.List())
 		share := capacity.AvailableShare(placed.Kinds(), o.account.Available.Minus(placed, 1), o.account.Allocatable)
-		o.score = capacity.NewScore(float64(weights.Resources)*share + float64(weights.Cost)*cheapness[i])
+		reliability := request.Records[o.cluster.Spec.ClusterID].Reliability()
+		o.score = capacity.NewScore(float64(weights.Resources)*share + float64(weights.Cost)*cheapness[i] + float64(weights.Reliability)*reliability + float64(weights.Latency)*closeness[i])
 	}
 }
 
@@ -332,25 +358,45 @@ func score(request *decide.Request, offers []*offer) {
 // all that is requested. It is one half where the price is unknown, and everywhere
 // if the prices are in several currencies.
 func cheapness(request *decide.Request, offers []*offer) []float64 {
-	out := make([]float64, len(offers))
 	prices := map[int]float64{}
 	currencies := map[string]bool{}
 	for i, o := range offers {
-		out[i] = 0.5
 		if _, currency, known := decide.Price(o.cluster.Spec.Cost, request.Want.Totals); known {
 			prices[i] = approximatePrice(o.cluster.Spec.Cost, request.Want.Totals)
 			currencies[currency] = true
 		}
 	}
-	if len(currencies) != 1 {
+	if len(currencies) > 1 {
+		clear(prices)
+	}
+	return lowest(prices, len(offers))
+}
+
+// closeness is 1 for the offer with the lowest latency and 0 for the highest, and one half where it
+// is unknown.
+func closeness(latencies []broker.ProviderLatency, offers []*offer) []float64 {
+	known := map[int]float64{}
+	for i, o := range offers {
+		for _, l := range latencies {
+			if l.Cluster == o.cluster.Spec.ClusterID {
+				known[i] = float64(l.Milliseconds)
+			}
+		}
+	}
+	return lowest(known, len(offers))
+}
+
+func lowest(known map[int]float64, n int) []float64 {
+	out := slices.Repeat([]float64{0.5}, n)
+	if len(known) == 0 {
 		return out
 	}
-	all := slices.Collect(maps.Values(prices))
+	all := slices.Collect(maps.Values(known))
 	lowest, highest := slices.Min(all), slices.Max(all)
-	for i, price := range prices {
+	for i, figure := range known {
 		out[i] = 1
 		if highest-lowest > 1e-9*highest {
-			out[i] = (highest - price) / (highest - lowest)
+			out[i] = (highest - figure) / (highest - lowest)
 		}
 	}
 	return out

@@ -79,12 +79,18 @@ func (s *search) priced(cost *broker.Cost) (message string) {
 		return fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", limit.MaxPricePerHour)
 	case !known:
 		return "The cluster advertises no price for some of the requested resources, and the request has a budget."
-	case currency != limit.Currency:
+	}
+	exchanged, date, known := Exchange(price, currency, limit.Currency, s.request.ExchangeRates)
+	if !known {
 		return fmt.Sprintf("The price is in %s, the budget in %s.", currency, limit.Currency)
 	}
 	most := s.limit
 	if s.request.Committed != nil {
-		price, most = price.Add(price, s.request.Committed), new(big.Rat).Add(most, s.request.Committed)
+		exchanged, most = new(big.Rat).Add(exchanged, s.request.Committed), new(big.Rat).Add(most, s.request.Committed)
 	}
-	return fmt.Sprintf("The price is %s per hour; the budget is %s.", PriceString(price, currency), PriceString(most, limit.Currency))
+	at := ""
+	if date != "" {
+		at = fmt.Sprintf(" at the rates of %s", date)
+	}
+	return fmt.Sprintf("The price is %s per hour%s; the budget is %s.", PriceString(exchanged, limit.Currency), at, PriceString(most, limit.Currency))
 }

@@ -15,6 +15,8 @@ import (
 const (
 	// maxListed is how many clusters a decision lists.
 	maxListed = 20
+	// maxDetailed is of how many of their scores it says why.
+	maxDetailed = 5
 	// maxMessage is the size of the message of a rejection, in bytes.
 	maxMessage = 512
 )
@@ -59,13 +61,21 @@ func (s *search) rejection(i int) broker.ClusterRejection {
 	case !o.packed:
 		rejection.Message = s.filtered(e, o.reason)
 	case o.outcome == capacity.FitsAll:
-		rejection.Message = fmt.Sprintf("The request fits with score %s; %s was chosen with score %s.", o.score, s.id(s.best), s.offers[s.best].score)
+		rejection.Message = fmt.Sprintf("The request fits with score %s; %s was chosen with score %s.%s", o.score, s.id(s.best), s.offers[s.best].score, s.preferred(o))
 	case rejection.Reason == ReasonNotPreferred:
-		rejection.Message = fmt.Sprintf("As many pods fit as in %s, which was chosen with score %s against %s. %s", s.id(s.best), s.offers[s.best].score, o.score, shortage())
+		rejection.Message = fmt.Sprintf("As many pods fit as in %s, which was chosen with score %s against %s.%s %s", s.id(s.best), s.offers[s.best].score, o.score, s.preferred(o), shortage())
 	default:
 		rejection.Message = shortage()
 	}
 	return rejection
+}
+
+// preferred says that the best candidate is in an earlier group than another one.
+func (s *search) preferred(other *offer) string {
+	if best := &s.offers[s.best]; best.group < other.group {
+		return fmt.Sprintf(" It is in group %d of placement.preferredProviders.", best.group+1)
+	}
+	return ""
 }
 
 // report explains the choice for the most relevant clusters. Those that have taken
@@ -164,7 +174,11 @@ func (s *search) addScores(scores []broker.ClusterScore) []broker.ClusterScore {
 		}
 	}
 	for _, i := range best {
-		scores = append(scores, broker.ClusterScore{Cluster: s.id(i), Score: s.offers[i].score.String()})
+		score := broker.ClusterScore{Cluster: s.id(i), Score: s.offers[i].score.String()}
+		if len(scores) < maxDetailed {
+			score.Detail = s.detail(i)
+		}
+		scores = append(scores, score)
 	}
 	return scores
 }

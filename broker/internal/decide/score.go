@@ -2,7 +2,7 @@ package decide
 
 import (
 	"cmp"
-	"math"
+	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -23,6 +23,7 @@ func (s *search) compare() {
 		}
 	}
 	s.score()
+	s.rank()
 	for _, i := range s.candidates {
 		if s.best < 0 || s.prefer(i, s.best) < 0 {
 			s.best = i
@@ -32,24 +33,34 @@ func (s *search) compare() {
 
 // prefer orders candidates, the better one first.
 func (s *search) prefer(a, b int) int {
-	return cmp.Or(cmp.Compare(s.offers[b].pods, s.offers[a].pods), cmp.Compare(s.offers[b].score, s.offers[a].score), cmp.Compare(a, b))
+	x, y := &s.offers[a], &s.offers[b]
+	return cmp.Or(cmp.Compare(y.pods, x.pods), cmp.Compare(x.group, y.group), cmp.Compare(y.score, x.score), cmp.Compare(a, b))
 }
 
-// score rates the candidates against each other: by what is left of the requested
-// resources after the placement, and by price.
-func (s *search) score() {
-	weights := s.weights()
-	s.rateCheapness()
-	for at, i := range s.candidates {
-		o, e := &s.offers[i], s.entries[i]
-		if !o.shareKnown {
-			o.share, o.shareKnown = s.demand.Share(o.outcome, s.podsOf(i), e.room, e.available, e.allocatable), true
+// groups are those of the request, the most preferred first.
+func (s *search) groups() []broker.ProviderGroup {
+	if s.request.Placement == nil {
+		return nil
+	}
+	return s.request.Placement.PreferredProviders
+}
+
+// rank finds the group of each candidate.
+func (s *search) rank() {
+	groups := s.groups()
+	for _, i := range s.candidates {
+		spec := s.entries[i].spec
+		at := slices.IndexFunc(groups, func(g broker.ProviderGroup) bool {
+			return !outside(g.Clusters, spec.ClusterID) && !outside(g.Regions, spec.Region) && !outside(g.Zones, spec.Zone)
+		})
+		if at < 0 {
+			at = len(groups)
 		}
-		o.score = capacity.NewScore(float64(weights.Resources)*o.share + float64(weights.Cost)*s.cheapness[at])
+		s.offers[i].group = at
 	}
 }
 
-// weights of the request, or the defaults.
+// weights of the rules.
 func (s *search) weights() broker.ScoreWeights {
 	if s.request.Weights == (broker.ScoreWeights{}) {
 		return DefaultWeights
@@ -57,31 +68,27 @@ func (s *search) weights() broker.ScoreWeights {
 	return s.request.Weights
 }
 
-// rateCheapness rates the candidates from 1 for the cheapest to 0 for the dearest, by
-// the price of all that is requested. It is one half where the price is unknown, and
-// everywhere if the prices are in several currencies.
-func (s *search) rateCheapness() {
-	s.cheapness, s.prices = s.cheapness[:0], s.prices[:0]
-	lowest, highest := math.Inf(1), 0.0
-	currency, comparable := "", true
+// score rates the candidates against each other by each rule that counts.
+func (s *search) score() {
+	weights := s.weights()
+	if s.ratings == nil {
+		s.ratings = make([][]float64, len(rules))
+	}
 	for _, i := range s.candidates {
-		rates := &s.entries[i].rates
-		price, known := rates.price(&s.units)
-		if s.cheapness = append(s.cheapness, 0.5); !known {
-			s.prices = append(s.prices, -1)
+		s.offers[i].points = 0
+	}
+	for r, rule := range rules {
+		s.ratings[r] = s.ratings[r][:0]
+		weight := float64(rule.weight(&weights))
+		if weight == 0 {
 			continue
 		}
-		s.prices = append(s.prices, price)
-		comparable = comparable && (currency == "" || currency == rates.currency)
-		currency, lowest, highest = rates.currency, min(lowest, price), max(highest, price)
-	}
-	for at, price := range s.prices {
-		switch {
-		case !comparable || price < 0:
-		case highest-lowest <= highest*maxPriceError:
-			s.cheapness[at] = 1
-		default:
-			s.cheapness[at] = (highest - price) / (highest - lowest)
+		s.ratings[r] = rule.rate(s, s.ratings[r])
+		for at, i := range s.candidates {
+			s.offers[i].points += weight * s.ratings[r][at]
 		}
+	}
+	for _, i := range s.candidates {
+		s.offers[i].score = capacity.NewScore(s.offers[i].points)
 	}
 }

@@ -18,6 +18,8 @@ type search struct {
 	entries  []*entry
 	// unreachable are the clusters that the requester reports as such.
 	unreachable []string
+	// latencies are those that it has measured.
+	latencies []broker.ProviderLatency
 	// own is whether the entries are not those of the snapshot any more.
 	own bool
 
@@ -36,8 +38,8 @@ type search struct {
 	candidates []int
 	complete   bool
 	best       int
-	cheapness  []float64
-	prices     []float64
+	// ratings of the candidates by each rule; empty for one that does not count.
+	ratings [][]float64
 }
 
 // offer is the part of a request that fits in one cluster.
@@ -52,7 +54,11 @@ type offer struct {
 	// share of the cluster that is available after the placement, where known.
 	share      float64
 	shareKnown bool
-	score      capacity.Score
+	// points are the score before it is rounded.
+	points float64
+	score  capacity.Score
+	// group is the first of the preferred ones that the cluster is in, and their number for none.
+	group int
 }
 
 var searches = sync.Pool{New: func() any { return &search{} }}
@@ -60,9 +66,9 @@ var searches = sync.Pool{New: func() any { return &search{} }}
 func newSearch(request Request, snapshot Snapshot) *search {
 	s := searches.Get().(*search)
 	s.request, s.catalog, s.activity, s.entries, s.own = request, snapshot.catalog, snapshot.activity.of, snapshot.entries, false
-	s.unreachable = nil
+	s.unreachable, s.latencies = nil, nil
 	if at, found := find(s.entries, request.Requester); found {
-		s.unreachable = s.entries[at].spec.Unreachable
+		s.unreachable, s.latencies = s.entries[at].spec.Unreachable, s.entries[at].spec.Latencies
 	}
 	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
@@ -76,7 +82,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 // free gives the memory back. It keeps nothing of the request or the snapshot.
 func (s *search) free() {
 	s.demand.Learn(s.catalog)
-	s.request, s.entries, s.unreachable, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil, nil
+	s.request, s.entries, s.unreachable, s.latencies, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil, nil, nil
 	searches.Put(s)
 }
 

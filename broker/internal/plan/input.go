@@ -59,6 +59,8 @@ type Choice struct {
 	// Full are the clusters whose ledgers have no room for a hold of the capacity, Refused those
 	// that must not be chosen for it because of their answers so far.
 	Full, Refused map[string]capacity.Rejection
+	// Records are how the clusters have kept their promises; nil if that has no weight.
+	Records map[string]answers.Record
 }
 
 // with is the input with another status.

@@ -276,7 +276,7 @@ func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decid
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
-		if price, _, known := decide.Price(h.Cost, h.Promised.Totals); known {
+		if price, known := request.PriceOf(h.Cost, h.Promised); known {
 			request.Committed.Add(request.Committed, price)
 		}
 	}
@@ -334,6 +334,9 @@ func (in Input) placement() (decide.Request, decide.Snapshot) {
 		Committed: new(big.Rat),
 		Providers: in.providers(),
 		Weights:   in.Settings.Weights,
+		Records:   in.Choice.Records,
+
+		ExchangeRates: in.Settings.ExchangeRates,
 	}
 	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
 }

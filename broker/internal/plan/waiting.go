@@ -27,6 +27,8 @@ func (in Input) Entry() queue.Entry {
 			Budget:    r.Spec.Budget,
 			Providers: in.providers(),
 			Want:      capacity.Sub(in.Requested(), in.allocated()),
+
+			ExchangeRates: in.Settings.ExchangeRates,
 		},
 	}
 }

@@ -77,7 +77,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		if reservation := r.store.Reservation(name); reservation != nil && reservation.UID == ack.ReservationUID {
 			r.recordRefused(reservation, cluster, said, asked)
 		}
-	case ack.Accepted && r.answers.Accepted(cluster, asked):
+	case ack.Accepted && r.answers.Accepted(cluster, asked, r.clock.Now()):
 		r.clusters.Retry.Send()
 	}
 	return nil

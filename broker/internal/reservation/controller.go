@@ -116,8 +116,11 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 			commit.Audit(audit, r.store, before, after)
 			enqueue(r.advertisementChanged(before, after)...)
 		})).
-		Watches(&broker.BrokerConfig{}, watch.Events(r.store, func(_, _ *broker.BrokerConfig, enqueue func(...string)) {
-			enqueue(unplaced()...)
+		Watches(&broker.BrokerConfig{}, watch.Events(r.store, func(before, after *broker.BrokerConfig, enqueue func(...string)) {
+			if before == nil || after == nil || before.Generation != after.Generation {
+				// It may change when leases end and answers are due, too.
+				enqueue(r.store.ReservationNames()...)
+			}
 		})).
 		WatchesRawSource(source.Channel(r.clusters.Retry.C, handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 			return watch.Requests(r.hub.Namespace, unplaced())

@@ -92,6 +92,9 @@ func (r *Reconciler) choice(in plan.Input, want broker.HeldCapacity) plan.Choice
 	}
 	choice := plan.Choice{Clusters: r.store.Clusters(activity), Full: r.store.Full(want, in.Holders)}
 	choice.Refused, _ = r.refused(in, want)
+	if in.Settings.Weights.Reliability > 0 {
+		choice.Records = r.answers.Records(in.Now)
+	}
 	return choice
 }
 

@@ -204,7 +204,7 @@ func (h *hub) answer(cluster, name string, accepted bool) {
 			h.rememberAnswer(cluster, types.UID(name), askedAt, asked.Empty())
 		}
 		if accepted {
-			h.answers.Accepted(cluster, asked)
+			h.answers.Accepted(cluster, asked, h.clock.Now())
 		} else {
 			h.answers.Refused(cluster, "rome", asked, "full", h.settings.RetryAfter, h.clock.Now())
 		}

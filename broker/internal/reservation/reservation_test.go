@@ -77,6 +77,7 @@ func TestReservations(t *testing.T) {
 		"HoldOfAnotherAttempt":  holdOfAnotherAttempt,
 		"OutdatedAdvertisement": outdatedAdvertisement,
 		"Renewal":               renewal,
+		"ConfigOfPlaced":        configOfPlaced,
 		"ForgottenCluster":      forgottenCluster,
 		"RevokedCluster":        revokedCluster,
 		"AdvertisedByHand":      advertisedByHand,
@@ -1100,6 +1101,32 @@ func outdatedAdvertisement(e *env) {
 	if err := p.StoreAdvertisement(e.Context(), between); !errors.As(err, &outdated) || outdated.Latest != again.Sequence {
 		e.Errorf("an older advertisement was accepted: %v", err)
 	}
+}
+
+// What the BrokerConfig says of leases concerns also those that are placed, at once.
+func configOfPlaced(e *env) {
+	p := e.start(nil)
+	p.advertise(e.spec("paris", "1"))
+	e.request("r", 1)
+	e.expect("r", broker.ReservationReserved, "1 of 1 pods in paris")
+	p.answer("paris", "r", true, "")
+	e.expectCondition("r", broker.ConditionProviderAccepted, true, "")
+	config := &broker.BrokerConfig{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "default"}}
+	expectLease := func(want time.Duration) {
+		e.Helper()
+		e.eventually(fmt.Sprintf("the lease to be %s", want), func() error {
+			if got := e.get("r").Status.LeaseDuration; got == nil || got.Duration != want {
+				return fmt.Errorf("it is %v", got)
+			}
+			return nil
+		})
+	}
+	config.Spec.DefaultDuration = &metav1.Duration{Duration: time.Hour}
+	expect.NoError(e, e.client.Create(e.Context(), config))
+	expectLease(time.Hour)
+	config.Spec.MaxDuration = &metav1.Duration{Duration: time.Minute}
+	expect.NoError(e, e.client.Update(e.Context(), config))
+	expectLease(time.Minute)
 }
 
 // The lease is renewed by its own consumer, in memory.

@@ -20,13 +20,17 @@ const Name = "default"
 // Settings are the BrokerConfig with defaults.
 type Settings struct {
 	Weights              broker.ScoreWeights
+	ExchangeRates        []broker.ExchangeRate
 	StaleAfter, FreshFor time.Duration
-	MaxDuration          time.Duration
-	DefaultLease         time.Duration
-	ProofDeadline        time.Duration
-	RetryAfter           time.Duration
-	Queueing             broker.Queueing
-	KeepFreeFor          time.Duration
+	// MaxDuration is the longest lease, DefaultDuration that of Reservations that name none; 0 for
+	// none.
+	MaxDuration, DefaultDuration time.Duration
+
+	DefaultLease  time.Duration
+	ProofDeadline time.Duration
+	RetryAfter    time.Duration
+	Queueing      broker.Queueing
+	KeepFreeFor   time.Duration
 	// MaxPriority is the highest priority that counts.
 	MaxPriority int32
 	// Admission of clusters about which no operator has decided.
@@ -41,10 +45,13 @@ func Of(spec *broker.BrokerConfigSpec) Settings {
 	}
 	quotas := ptr.Deref(spec.Quotas, broker.Quotas{})
 	return Settings{
-		Weights:     ptr.Deref(spec.Weights, decide.DefaultWeights),
-		StaleAfter:  duration(spec.StaleAfter, 10*time.Minute),
-		FreshFor:    duration(spec.FreshFor, 90*time.Second),
-		MaxDuration: duration(spec.MaxDuration, 0),
+		Weights:       ptr.Deref(spec.Weights, decide.DefaultWeights),
+		ExchangeRates: spec.ExchangeRates,
+		StaleAfter:    duration(spec.StaleAfter, 10*time.Minute),
+		FreshFor:      duration(spec.FreshFor, 90*time.Second),
+
+		MaxDuration:     duration(spec.MaxDuration, 0),
+		DefaultDuration: duration(spec.DefaultDuration, 0),
 
 		DefaultLease:  duration(spec.DefaultLease, time.Hour),
 		ProofDeadline: duration(spec.ProofDeadline, answers.DefaultDeadline),
@@ -58,12 +65,9 @@ func Of(spec *broker.BrokerConfigSpec) Settings {
 
 // Duration is the length of a Reservation's lease; 0 if only silence ends it.
 func (s Settings) Duration(requested *metav1.Duration) time.Duration {
-	switch {
-	case requested == nil:
-		return s.MaxDuration
-	case s.MaxDuration > 0:
-		return min(requested.Duration, s.MaxDuration)
-	default:
-		return requested.Duration
+	length := ptr.Deref(requested, metav1.Duration{Duration: cmp.Or(s.DefaultDuration, s.MaxDuration)}).Duration
+	if s.MaxDuration > 0 {
+		return min(length, s.MaxDuration)
 	}
+	return length
 }

@@ -133,6 +133,13 @@ func (s *Store) Reservations() []*broker.Reservation {
 	return slices.Collect(maps.Values(s.reservations.known))
 }
 
+// ReservationNames are in no order.
+func (s *Store) ReservationNames() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.reservations.known))
+}
+
 // ReservationsOf are those of a requester, sorted by name.
 func (s *Store) ReservationsOf(requester string) []*broker.Reservation {
 	s.mu.Lock()
