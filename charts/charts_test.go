@@ -59,7 +59,7 @@ var needed = []string{
 var everything = map[string][]string{
 	"broker": {
 		"replicas=2", "service.type=NodePort", "service.nodePort=30443", "tls.sans={192.0.2.1,broker.example.org}",
-		"config.weights.resources=60", "config.weights.cost=20", "config.weights.reliability=15", "config.weights.latency=5", "config.exchangeRates[0].currency=USD", "config.exchangeRates[0].rate=0.92", "config.exchangeRates[0].date=2026-11-28", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.defaultDuration=8h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
+		"config.weights.resources=60", "config.weights.cost=20", "config.weights.reliability=15", "config.weights.latency=5", "config.exchangeRates[0].currency=USD", "config.exchangeRates[0].rate=0.92", "config.exchangeRates[0].date=2026-11-28", "config.quotas.capacityPerCluster.cpu=100", "config.quotas.capacityPerCluster.gpu=0", "config.quotas.writeBurst=300", "config.staleAfter=5m", "config.freshFor=60s", "config.maxDuration=24h", "config.defaultDuration=8h", "config.joining.admission=Approval", "config.joining.allowed={rome,paris}", "tls.clientDuration=12h",
 		"priorityClassName=system-cluster-critical", "imagePullSecrets[0].name=registry", "networkPolicy.enabled=true", "metrics.secure=true", "logLevel=1",
 		"page.enabled=true", "page.expose=true", "page.tlsSecret=page-tls",
 		"kubernetesTransport.enabled=true",

@@ -165,6 +165,8 @@ func (w *walk) providers() {
 	switch n := len(w.status.Allocations); {
 	case n > 0 && (w.provider != "" || !queued):
 		w.step(name, OK, "chosen: "+strings.Join(w.chosen(), ", "), details...)
+	case queued && w.condition(broker.ConditionQueued).Reason == "QuotaReached":
+		w.stop(name, w.condition(broker.ConditionQueued).Message, &Fix{Message: "Delete Reservations that are not needed, or ask the administrator of the hub to raise the quota."})
 	case len(details) == 0 && queued:
 		w.stop(name, "No provider: no other cluster has sent an advertisement", &Fix{Message: "Install Spillway in another cluster that lends capacity (charts/README.md).", Commands: []string{w.agentLogs()}})
 	case len(details) == 0:

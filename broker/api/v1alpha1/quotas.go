@@ -20,6 +20,10 @@ type Quotas struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	Reservations *int32 `json:"reservations,omitempty"`
+	// capacityPerCluster is the maximum of resources that providers hold for one consumer. Of those
+	// that are not set, there is no maximum. Where it is set, Reservations of the same priority
+	// whose consumer holds less of it are tried earlier: by up to 10 minutes of waiting.
+	CapacityPerCluster *ResourceQuantities `json:"capacityPerCluster,omitempty"`
 	// reservationBytes is the maximum size of the spec of a new Reservation in bytes of
 	// JSON.
 	// +kubebuilder:default=8192

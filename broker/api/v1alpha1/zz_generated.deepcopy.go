@@ -1207,6 +1207,11 @@ func (in *Quotas) DeepCopyInto(out *Quotas) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.CapacityPerCluster != nil {
+		in, out := &in.CapacityPerCluster, &out.CapacityPerCluster
+		*out = new(ResourceQuantities)
+		(*in).DeepCopyInto(*out)
+	}
 	if in.ReservationBytes != nil {
 		in, out := &in.ReservationBytes, &out.ReservationBytes
 		*out = new(int32)

@@ -24,6 +24,7 @@ const (
 	reasonNoHold                = "NoHold"
 	reasonPlaced                = "Placed"
 	ReasonInsufficientCapacity  = "InsufficientCapacity"
+	ReasonQuotaReached          = "QuotaReached"
 	reasonWaitingForRelease     = "WaitingForRelease"
 	reasonAccepted              = "Accepted"
 	ReasonDeadlineExceeded      = "DeadlineExceeded"
@@ -159,8 +160,14 @@ func (c conditions) setPlaced(in Input, p Plan, status *broker.ReservationStatus
 			strings.TrimSuffix(waiting, " waiting"), in.Reservation.Spec.Deadline.Duration))
 	} else if p.blockedBy != "" {
 		c.set(broker.ConditionQueued, true, reasonWaitingForRelease, fmt.Sprintf("%s: %s must first release an earlier Reservation of the same name.", waiting, p.blockedBy))
+	} else if !p.overQuota.Empty() && p.Decision == nil {
+		c.set(broker.ConditionQueued, true, ReasonQuotaReached, fmt.Sprintf("%s: %s", waiting, in.quotaMessage()))
 	} else {
-		c.set(broker.ConditionQueued, true, ReasonInsufficientCapacity, fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.Reservation.Spec.RequesterID, status.Decision), in.queueMessage()))
+		message := fmt.Sprintf("%s for capacity. %s%s", waiting, rejectionsMessage(in.Reservation.Spec.RequesterID, status.Decision), in.queueMessage())
+		if !p.overQuota.Empty() {
+			message += fmt.Sprintf(" Its quota has no room for %s. %s", capacity.Amount(p.overQuota), in.quotaMessage())
+		}
+		c.set(broker.ConditionQueued, true, ReasonInsufficientCapacity, message)
 	}
 }
 

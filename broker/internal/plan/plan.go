@@ -31,6 +31,8 @@ type Plan struct {
 	// blockedBy is the cluster that must first release an earlier Reservation of the
 	// same name; "" if none.
 	blockedBy string
+	// overQuota is the part of what is missing for which the consumer's quota has no room.
+	overQuota broker.HeldCapacity
 	// gaveUp is whether the deadline of the Reservation has passed, so that what is missing
 	// is not placed any more.
 	gaveUp bool
@@ -233,7 +235,11 @@ func (p Plan) place(in Input) Plan {
 	if p.blockedBy = in.holderOfEarlier(); p.blockedBy != "" {
 		return p
 	}
-	request, snapshot := p.Request(in, p.Missing)
+	want := in.withinQuota(p.Missing)
+	if p.overQuota = capacity.Sub(p.Missing, want); want.Empty() {
+		return p
+	}
+	request, snapshot := p.Request(in, want)
 	// A cluster may take another part: what it has not released yet covers the first one, and
 	// its nodes have room for more. A ledger takes each attempt once, here one for each part.
 	attempt := p.Attempt.Number
@@ -243,7 +249,7 @@ func (p Plan) place(in Input) Plan {
 		attempt++
 		return status.Holds, rejectionOf(err)
 	})
-	p.Missing, p.Decision = missing, &decision
+	p.Missing, p.Decision = capacity.Add(missing, p.overQuota), &decision
 	for _, part := range parts {
 		if at := slices.IndexFunc(p.Grow, func(c Change) bool { return c.Cluster == part.Cluster }); at >= 0 {
 			p.Grow[at].Capacity = capacity.Add(p.Grow[at].Capacity, part.Capacity)

@@ -19,7 +19,7 @@ func (in Input) Entry() queue.Entry {
 		Name:     r.Name,
 		UID:      r.UID,
 		Priority: min(r.Spec.Priority, in.Settings.MaxPriority),
-		Since:    queue.Since(r, in.QueueTime),
+		Since:    queue.Since(r, in.QueueTime).Add(in.handicap()),
 		Request: decide.Request{
 			Requester: r.Spec.RequesterID,
 			Pin:       r.Spec.TargetClusterID,
@@ -47,9 +47,10 @@ func (in Input) allocated() (allocated broker.HeldCapacity) {
 }
 
 // KeepFree reports whether capacity is kept free for the Reservation when it is the first in the
-// queue, for the request of its entry there: what could be placed nowhere holds back no other.
+// queue, for the request of its entry there: what could be placed nowhere, or exceeds the consumer's
+// quota, holds back no other.
 func (in Input) KeepFree(request decide.Request) bool {
-	return in.mayKeepFree() && in.Choice.Clusters.CouldTake(request, in.lacks())
+	return in.mayKeepFree() && capacity.Equal(in.withinQuota(request.Want), request.Want) && in.Choice.Clusters.CouldTake(request, in.lacks())
 }
 
 // mayKeepFree is what KeepFree depends on besides the clusters.

@@ -6,12 +6,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/plan"
 	"github.com/spillway-dev/spillway/broker/internal/settings"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // Each field of the BrokerConfig that concerns Reservations is set while the broker runs. The list
@@ -266,6 +268,84 @@ func TestConfigKeepFreeFor(t *testing.T) {
 	h.reconcile("large")
 	h.reconcile("small")
 	h.expectPods("paris", "small", 1, 0)
+}
+
+// TestConfigCapacityPerCluster: what providers hold for a consumer is bounded. What exceeds the quota
+// waits, says so, and holds back no other consumer.
+func TestConfigCapacityPerCluster(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4500m")
+	h.advertise("berlin", "4")
+	quota := func(amount broker.ResourceQuantities) {
+		h.set(func(s *broker.BrokerConfigSpec) { s.Quotas = &broker.Quotas{CapacityPerCluster: &amount} })
+	}
+	h.ask("before", 3, "1")
+	h.expectPods("paris", "before", 3, 0)
+	h.answer("paris", "before", true)
+	quota(cpus("4"))
+	h.ask("part", 2, "1", func(s *broker.ReservationSpec) { s.Priority = 1 })
+	h.expectPods("berlin", "part", 1, 0)
+	h.answer("berlin", "part", true)
+	h.expectCondition("part", broker.ConditionQueued, plan.ReasonQuotaReached, "1 pod is waiting: rome has cpu 4 of 4 (quotas.capacityPerCluster of the BrokerConfig).")
+	h.ask("of-oslo", 4, "1", func(s *broker.ReservationSpec) { s.RequesterID = "oslo" })
+	h.expectPods("berlin", "of-oslo", 3, 0)
+	h.expectPods("paris", "of-oslo", 1, 0)
+	h.answer("paris", "of-oslo", true)
+	h.answer("berlin", "of-oslo", true)
+	h.advertise("lima", "1")
+	quota(cpus("5"))
+	h.reconcile("part")
+	h.expectPods("lima", "part", 1, 0)
+	h.answer("lima", "part", true)
+	// Another provider instead of one that is lost is within the quota.
+	h.advertise("madrid", "9")
+	h.pass(11*time.Minute, "rome", "oslo", "paris", "lima", "madrid")
+	h.reconcile("part")
+	h.expectPods("berlin", "part", 1, 0)
+	h.expectPods("madrid", "part", 1, 0)
+	// A quota of none.
+	quota(broker.ResourceQuantities{GPU: resource.NewQuantity(0, resource.DecimalSI)})
+	h.change("madrid", func(ad *broker.ClusterAdvertisement) {
+		ad.Spec.Resources.Allocatable = broker.FromList(expect.Resources("cpu", "9", "nvidia.com/gpu", "8"))
+		ad.Spec.NodeClasses[0].FreeShapes[0].Free = ad.Spec.Resources.Allocatable
+	})
+	h.ask("cpus", 3, "1")
+	h.expectPods("madrid", "cpus", 3, 0)
+	h.ask("gpus", 1, "1", func(s *broker.ReservationSpec) {
+		s.PodSets[0].Requests.GPU = resource.NewQuantity(1, resource.DecimalSI)
+	})
+	h.expectCondition("gpus", broker.ConditionQueued, plan.ReasonQuotaReached, "rome has nvidia.com/gpu 0 of 0 (")
+}
+
+// TestFairShare: of the same priority, the consumer that holds less of its quota is first, but an old
+// Reservation is not passed for ever.
+func TestFairShare(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "10")
+	h.set(func(s *broker.BrokerConfigSpec) { s.Quotas = &broker.Quotas{CapacityPerCluster: new(cpus("12"))} })
+	h.ask("held", 8, "1")
+	h.answer("paris", "held", true)
+	of := func(requester string) func(*broker.ReservationSpec) {
+		return func(s *broker.ReservationSpec) { s.RequesterID = requester }
+	}
+	h.ask("of-rome", 1, "3")
+	h.ask("of-oslo", 1, "4", of("oslo"))
+	first := func(want string) {
+		t.Helper()
+		for _, name := range []string{"of-rome", "of-oslo"} {
+			h.reconcile(name)
+		}
+		if got := h.input(h.reservations[want], h.settings).Position; got != 1 {
+			t.Errorf("%s is number %d", want, got)
+		}
+	}
+	first("of-oslo")
+	h.pass(7*time.Minute, "rome", "oslo", "paris")
+	h.ask("later", 1, "4", of("oslo"))
+	first("of-oslo")
+	if got, want := h.input(h.reservations["later"], h.settings).Position, int32(3); got != want {
+		t.Errorf("a later one of a consumer without a share is number %d, want %d", got, want)
+	}
 }
 
 func TestConfigMaxPriority(t *testing.T) {

@@ -32,6 +32,11 @@ func (r *Reconciler) reconcile(ctx context.Context, name string) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	in := r.input(known.DeepCopy(), r.store.Settings())
+	if requester := known.Spec.RequesterID; in.Settings.Capacity != nil && !in.Missing().Empty() {
+		r.placing.LockKey(requester)
+		defer func() { _ = r.placing.UnlockKey(requester) }()
+		r.readLedgers(&in, true)
+	}
 	p := plan.New(in)
 	r.note(in)
 	r.rememberImpossible(name, p.Impossible.Reason != "")

@@ -35,6 +35,7 @@ var tests = map[string]string{
 	"joining.allowed":               "identity.testAdmission",
 	"quotas.clusters":               "identity.testClusterQuota",
 	"quotas.reservationsPerCluster": "server.testQuota",
+	"quotas.capacityPerCluster":     "reservation.TestConfigCapacityPerCluster",
 	"quotas.reservations":           "server.testQuota",
 	"quotas.reservationBytes":       "server.testQuota",
 	"quotas.relayBytesPerCluster":   "server.TestConfigRelayBytes",
@@ -72,7 +73,7 @@ func fields(of reflect.Type, path string) (all []string) {
 		for kind.Kind() == reflect.Pointer || kind.Kind() == reflect.Slice {
 			kind = kind.Elem()
 		}
-		if kind.Kind() == reflect.Struct && kind.PkgPath() == of.PkgPath() {
+		if kind.Kind() == reflect.Struct && kind.PkgPath() == of.PkgPath() && kind != reflect.TypeFor[broker.ResourceQuantities]() {
 			all = append(all, fields(kind, path+name+".")...)
 		} else {
 			all = append(all, path+name)

@@ -4,12 +4,16 @@ package settings
 
 import (
 	"cmp"
+	"maps"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
@@ -31,6 +35,9 @@ type Settings struct {
 	RetryAfter    time.Duration
 	Queueing      broker.Queueing
 	KeepFreeFor   time.Duration
+	// Capacity is the maximum that providers hold for one consumer, of the resources that it has;
+	// nil for none.
+	Capacity capacity.Vector
 	// MaxPriority is the highest priority that counts.
 	MaxPriority int32
 	// Admission of clusters about which no operator has decided.
@@ -58,9 +65,30 @@ func Of(spec *broker.BrokerConfigSpec) Settings {
 		RetryAfter:    duration(spec.RetryAfter, 30*time.Second),
 		Queueing:      spec.Queueing,
 		KeepFreeFor:   duration(spec.KeepFreeFor, 0),
+		Capacity:      limit(quotas.CapacityPerCluster),
 		MaxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 		Admission:     cmp.Or(ptr.Deref(spec.Joining, broker.Joining{}).Admission, broker.AdmissionAutomatic),
 	}
+}
+
+// limit has also the resources of which the amount is zero.
+func limit(most *broker.ResourceQuantities) capacity.Vector {
+	if most == nil {
+		return nil
+	}
+	limit := capacity.Vector{corev1.ResourceCPU: 0, corev1.ResourceMemory: 0, broker.ResourceGPU: 0, corev1.ResourceEphemeralStorage: 0}
+	for name, amount := range map[corev1.ResourceName]*resource.Quantity{
+		corev1.ResourceCPU: most.CPU, corev1.ResourceMemory: most.Memory, broker.ResourceGPU: most.GPU, corev1.ResourceEphemeralStorage: most.Storage,
+	} {
+		if amount == nil {
+			delete(limit, name)
+		}
+	}
+	for name := range most.Extended {
+		limit[name] = 0
+	}
+	maps.Copy(limit, capacity.Floor(most.List()))
+	return limit
 }
 
 // Duration is the length of a Reservation's lease; 0 if only silence ends it.
