@@ -44,8 +44,7 @@ const (
 	// consumer's cluster.
 	LabelSourceName = Group + "/source-name"
 
-	// AnnotationSourceOwner of a broker's Reservation is whose pods the capacity is for, as
-	// kind/name. None if it was made by hand.
+	// AnnotationSourceOwner of a broker's Reservation is whose pods it is for, as kind/name.
 	AnnotationSourceOwner = Group + "/source-owner"
 
 	// LabelByHand with value "true" marks a broker's Reservation of which the one in the
