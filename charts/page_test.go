@@ -36,6 +36,11 @@ func TestPage(t *testing.T) {
 			if len(broker.Volumes) != c.volumes || len(broker.Containers[0].VolumeMounts) != c.volumes {
 				t.Errorf("%d volumes, %d mounts, want %d", len(broker.Volumes), len(broker.Containers[0].VolumeMounts), c.volumes)
 			}
+			for _, volume := range broker.Volumes {
+				if optional := volume.Secret != nil && volume.Secret.Optional != nil && *volume.Secret.Optional; optional != (volume.Name == "page") {
+					t.Errorf("the broker starts without volume %s: %t", volume.Name, optional)
+				}
+			}
 			delegated := slices.ContainsFunc(only[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding"), func(b rbacv1.ClusterRoleBinding) bool {
 				return b.RoleRef.Name == "system:auth-delegator"
 			})

@@ -74,7 +74,7 @@ type Broker struct {
 	// Address of the REST interface, and the hash of the CA with which agents recognize it.
 	Address net.Addr
 	CAHash  string
-	// PageAddress is nil without a page.
+	// PageAddress is nil without a page, also if it could not be set up.
 	PageAddress net.Addr
 }
 
@@ -132,8 +132,9 @@ func New(ctx context.Context, config *rest.Config, o Options) (*Broker, error) {
 	}
 	b := &Broker{Manager: mgr, Address: listener.Addr(), CAHash: authority.CAHash()}
 	if o.Page != "" && o.Page != "0" {
-		if b.PageAddress, err = addPage(mgr, o, live, https, authority); err != nil {
-			return nil, fmt.Errorf("setting up the page: %w", err)
+		if b.PageAddress, err = addPage(mgr, o, live, https, authority, kept); err != nil {
+			// Clusters need the broker, not its page.
+			ctrl.Log.Error(err, "Failed to set up the page: there is none until the broker starts again")
 		}
 	}
 	ctrl.Log.Info("Starting the broker", "namespace", o.Namespace, "caHash", authority.CAHash())

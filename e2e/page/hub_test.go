@@ -43,7 +43,7 @@ type hub struct {
 	join   string
 }
 
-func startHub(t *testing.T) *hub {
+func startHub(t *testing.T, history program.HistoryOptions) *hub {
 	t.Helper()
 	ctrl.SetLogger(logr.Discard())
 	config := controlplane.Start(t)
@@ -52,7 +52,7 @@ func startHub(t *testing.T) *hub {
 	expect.NoError(t, broker.AddToScheme(scheme))
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	expect.NoError(t, err)
-	b, err := program.New(t.Context(), config, program.Options{Namespace: namespace, Listen: "127.0.0.1:0", Metrics: "0", Probes: "0", CatchUp: program.DefaultCatchUp, Page: "127.0.0.1:0"})
+	b, err := program.New(t.Context(), config, program.Options{Namespace: namespace, Listen: "127.0.0.1:0", Metrics: "0", Probes: "0", CatchUp: program.DefaultCatchUp, Page: "127.0.0.1:0", History: history})
 	expect.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

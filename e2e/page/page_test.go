@@ -7,17 +7,21 @@ package page
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/program"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/e2e/lab/binaries"
@@ -33,7 +37,9 @@ const hostile = `"><script>window.hacked=1;alert(1)</script><img src=//evil.exam
 // TestPage is one test: a process can have one broker only, as it does in a cluster. What a part needs
 // is there after the ones before it.
 func TestPage(t *testing.T) {
-	h := startHub(t)
+	h := startHub(t, program.HistoryOptions{
+		Path: filepath.Join(t.TempDir(), "history.db"), Retention: program.DefaultRetention, ReferencePrices: "cpu=2000,memory=1,currency=EUR",
+	})
 	token := h.token(t, "viewer", "clusteradvertisements", "reservations")
 	w := newWire(t, h.broker.PageAddress.String())
 	b := open(t, "http://"+w.address)
@@ -43,7 +49,7 @@ func TestPage(t *testing.T) {
 	paris := h.joins(t, cluster("paris", "32", "128Gi", "0.03"), "")
 	h.joins(t, cluster("berlin", "32", "128Gi", "0.04"), "")
 	t.Run("views", func(t *testing.T) { showViews(t, h, b, paris) })
-	t.Run("looks", func(t *testing.T) { looks(t, b) })
+	t.Run("looks", func(t *testing.T) { looks(t, b, append(views, "/history", "/reservations/rome-shop-web-5f0c")) })
 	t.Run("keyboard", func(t *testing.T) { keyboard(t, h, b) })
 	t.Run("without scripts", func(t *testing.T) { withoutScripts(t, b) })
 	t.Run("lost connection", func(t *testing.T) { lostConnection(t, h, b, w) })
@@ -53,6 +59,7 @@ func TestPage(t *testing.T) {
 		hostileClusters(t, h, b)
 	})
 	t.Run("100 clusters", func(t *testing.T) { manyClusters(t, h, b) })
+	t.Run("history", func(t *testing.T) { showHistory(t, h, b) })
 	t.Run("who may not list", func(t *testing.T) { mayNotList(t, h, b) })
 }
 
@@ -84,7 +91,57 @@ func emptyHub(t *testing.T, b *tab) {
 		b.shows(t, want, "● Live")
 	}
 	b.at(t, "/history")
-	b.shows(t, "keeps no history", "reload for newer figures")
+	b.shows(t, "Nothing has ended yet", "reload for newer figures")
+}
+
+// TestWithoutHistory is in a process of its own, which can have one broker only.
+func TestWithoutHistory(t *testing.T) {
+	if os.Getenv("WITHOUT_HISTORY") == "" {
+		alone := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWithoutHistory$", "-test.timeout=10m")
+		alone.Env = append(os.Environ(), "WITHOUT_HISTORY=1")
+		if output, err := alone.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, output)
+		}
+		return
+	}
+	h := startHub(t, program.HistoryOptions{})
+	b := open(t, "http://"+h.broker.PageAddress.String())
+	b.signIn(t, h.token(t, "viewer", "clusteradvertisements", "reservations"), "/clusters")
+	b.at(t, "/history")
+	b.shows(t, "keeps no history", "history.enabled", "reload for newer figures")
+}
+
+// showHistory shows what has ended, and what it cost: oslo is dear, so that seconds count.
+func showHistory(t *testing.T, h *hub, b *tab) {
+	h.joins(t, cluster("oslo", "32", "128Gi", "900"), "")
+	r := h.reserve(t, "rome", "past-1", "4", 5, in("oslo"))
+	expect.EventuallyWithin(t, time.Minute, "oslo to hold it for some seconds", func() (bool, string) {
+		err := h.Get(t.Context(), client.ObjectKeyFromObject(r), r)
+		held := meta.FindStatusCondition(r.Status.Conditions, broker.ConditionProviderAccepted)
+		return err == nil && held != nil && held.Status == metav1.ConditionTrue && time.Since(held.LastTransitionTime.Time) > 4*time.Second, fmt.Sprint(err, r.Status)
+	})
+	expect.NoError(t, h.Delete(t.Context(), r))
+	var text string
+	expect.EventuallyWithin(t, 2*time.Minute, "what has ended to be shown", func() (bool, string) {
+		b.at(t, "/history")
+		text = b.text(t)
+		return strings.Contains(text, "rome-shop-past-1"), text
+	})
+	for _, want := range []string{"5 pods", "oslo: CPU 20, memory 10 GiB", "compared with reference prices", "Cost a day in EUR", "Core-hours a day"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the history does not show %q:\n%s", want, text)
+		}
+	}
+	cost := eval[float64](t, b, "parseFloat([...document.querySelectorAll('.share')].find((s) => s.textContent.startsWith('oslo')).textContent.match(/; ([0-9.]+) EUR/)[1])")
+	if cost < 0.1 {
+		t.Errorf("it cost %f EUR:\n%s", cost, text)
+	}
+	if bars := eval[int](t, b, "[...document.querySelectorAll('svg.chart')].filter((c) => c.querySelector('rect').getBoundingClientRect().height > 10).length"); bars != 2 {
+		t.Errorf("%d charts have a bar, want that of use and that of cost", bars)
+	}
+	b.run(t, chromedp.SetValue("#days", "7"), chromedp.Click(".filter button"), chromedp.WaitReady("#content"))
+	b.shows(t, "in 7 days", "rome-shop-past-1")
+	looks(t, b, []string{"/history"})
 }
 
 // showViews shows all views of a hub in use. The browser is not reloaded for what is new.
@@ -128,8 +185,8 @@ func showViews(t *testing.T, h *hub, b *tab, paris *agent) {
 }
 
 // looks checks what is on small and large screens, in the dark and in the light.
-func looks(t *testing.T, b *tab) {
-	for _, path := range append(views, "/history", "/reservations/rome-shop-web-5f0c") {
+func looks(t *testing.T, b *tab, paths []string) {
+	for _, path := range paths {
 		b.at(t, path)
 		for _, width := range []int64{360, 0} {
 			for scheme, dark := range map[string]bool{"light": false, "dark": true} {
