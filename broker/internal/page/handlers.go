@@ -200,27 +200,49 @@ func (p *Page) show(w http.ResponseWriter, r *http.Request, d document) {
 		p.say(w, user, http.StatusForbidden, fmt.Sprintf("%s may not list %s in namespace %s. An administrator of the hub can bind Role spillway-broker-page to them.", user.Name, d.kind, p.Namespace))
 		return
 	}
+	body, err := p.make(r, d, user)
+	switch {
+	case errors.Is(err, errNone):
+		p.say(w, user, http.StatusNotFound, "There is no such Reservation, or not any more: see History.")
+	case errors.Is(err, errBusy):
+		w.Header().Set("Retry-After", "2")
+		p.say(w, user, http.StatusServiceUnavailable, "The broker makes other views now. Reload in a few seconds.")
+	case err != nil:
+		p.Log.Error(err, "Failed to make a view", "view", d.template)
+		p.say(w, user, http.StatusServiceUnavailable, "This view cannot be shown now: the log of the broker says why. Reload in a few seconds.")
+	default:
+		send(w, http.StatusOK, body)
+	}
+}
+
+// Errors of views: there is no such thing, or others are made.
+var errNone, errBusy = errors.New("there is no such thing"), errors.New("other views are made")
+
+// make makes a view, once not too many others are made. It does not write to the browser, which may
+// read slowly.
+func (p *Page) make(r *http.Request, d document, user session.User) ([]byte, error) {
 	making := p.making
 	if d.still {
 		making = p.reading
 	}
+	timer := p.Clock.NewTimer(waitTimeout)
+	defer timer.Stop()
 	select {
 	case making <- struct{}{}:
 		defer func() { <-making }()
+	case <-timer.C():
+		return nil, errBusy
 	case <-r.Context().Done():
-		return
+		return nil, errBusy
 	}
 	content, err := d.view(p, r)
 	switch {
 	case err != nil:
-		p.Log.Error(err, "Failed to make a view", "view", d.template)
-		p.say(w, user, http.StatusServiceUnavailable, "This view cannot be shown now: the log of the broker says why. Reload in a few seconds.")
-		return
+		return nil, err
 	case content == nil:
-		p.say(w, user, http.StatusNotFound, "There is no such Reservation, or not any more: see History.")
-		return
+		return nil, errNone
 	}
-	p.write(w, http.StatusOK, d.template, shown{Title: d.title, Path: d.path, Live: !d.still, User: user, At: p.Clock.Now().UTC(), View: content})
+	return render(d.template, shown{Title: d.title, Path: d.path, Live: !d.still, User: user, At: p.Clock.Now().UTC(), View: content})
 }
 
 // say answers with one sentence.
@@ -241,13 +263,33 @@ type shown struct {
 
 // write writes a whole document, or none.
 func (p *Page) write(w http.ResponseWriter, status int, template string, with shown) {
-	var body bytes.Buffer
-	if err := templates[template].ExecuteTemplate(&body, "layout", with); err != nil {
+	body, err := render(template, with)
+	if err != nil {
 		p.Log.Error(err, "Failed to make a view", "view", template)
 		http.Error(w, "This view cannot be shown: see the log of the broker.", http.StatusInternalServerError)
 		return
 	}
+	send(w, status, body)
+}
+
+// bounded is a buffer that does not take more than maxDocument.
+type bounded struct{ bytes.Buffer }
+
+func (b *bounded) Write(part []byte) (int, error) {
+	if b.Len()+len(part) > maxDocument {
+		return 0, fmt.Errorf("the document is larger than %d bytes", maxDocument)
+	}
+	return b.Buffer.Write(part)
+}
+
+func render(template string, with shown) ([]byte, error) {
+	var body bounded
+	err := templates[template].ExecuteTemplate(&body, "layout", with)
+	return body.Bytes(), err
+}
+
+func send(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(body.Bytes()) // or the caller is gone
+	_, _ = w.Write(body) // or the caller is gone
 }

@@ -3,7 +3,6 @@ package page
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -21,10 +20,13 @@ import (
 )
 
 const (
-	// maxConnections is the number of open connections, maxStreams of streams of one user.
-	maxConnections, maxStreams = 256, 16
-	// maxViews is how many views are made at the same time: placements go on beside them.
-	maxViews = 2
+	// maxConnections is the number of open connections, maxOfAddress that of one address.
+	maxConnections, maxOfAddress = 512, 128
+	// maxStreams is the number of streams of one session.
+	maxStreams = 16
+	// maxViews is how many views are made at the same time: placements go on beside them. waitTimeout
+	// is how long a further one waits, and maxDocument its size in bytes.
+	maxViews, waitTimeout, maxDocument = 2, 3 * time.Second, 4 << 20
 	// callTimeout is the timeout of a call, from reading to responding. Streams have none.
 	callTimeout = 30 * time.Second
 	// shutdownGrace is the time that calls have to finish when the broker stops.
@@ -85,27 +87,30 @@ func New(o Options) *Page {
 // NeedLeaderElection is false: a replica that is not the leader says so.
 func (p *Page) NeedLeaderElection() bool { return false }
 
-// Start serves until ctx ends.
+// Start serves until ctx ends, or it cannot: an error would end the broker.
 func (p *Page) Start(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           p.Handler(),
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       callTimeout,
 		WriteTimeout:      callTimeout,
-		IdleTimeout:       time.Minute,
+		IdleTimeout:       10 * time.Second,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          log.New(connectionLog{p.Log}, "", 0),
 	}
 	listener := netutil.LimitListener(p.Listener, maxConnections)
 	if p.Secure != nil {
-		listener = tls.NewListener(listener, withoutClients(p.Secure))
+		// Others than this machine reach it.
+		listener = tls.NewListener(&byAddress{Listener: listener}, withoutClients(p.Secure))
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	p.Log.Info("Serving the page", "address", p.Listener.Addr().String(), "tls", p.Secure != nil)
 	select {
 	case err := <-served:
-		return fmt.Errorf("serving the page: %w", err)
+		// Clusters need the broker, not its page.
+		p.Log.Error(err, "Failed to serve the page: there is none until the broker starts again")
+		return nil
 	case <-ctx.Done():
 	}
 	close(p.stopping)

@@ -3,7 +3,6 @@ package page
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -98,10 +97,4 @@ func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
 }
 
 // addressOf is the address of a caller without its port.
-func addressOf(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
-}
+func addressOf(r *http.Request) string { return hostOf(r.RemoteAddr) }
