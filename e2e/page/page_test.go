@@ -246,6 +246,15 @@ func keyboard(t *testing.T, h *hub, b *tab) {
 	b.run(t, chromedp.WaitVisible(".steps"))
 	b.shows(t, "By rome, for shop/batch-77.")
 
+	// What is selected stays, and the page says so.
+	b.at(t, "/reservations")
+	b.shows(t, "● Live")
+	eval[any](t, b, "document.getSelection().selectAllChildren(document.getElementById('r-rome-shop-batch-77'))")
+	h.reserve(t, "rome", "later-1", "250m", 1)
+	b.shows(t, "Waits while text is selected.")
+	eval[any](t, b, "document.getSelection().removeAllRanges()")
+	b.shows(t, "● Live", "rome-shop-later-1")
+
 	// Who reads may stop what moves.
 	b.at(t, "/clusters")
 	b.shows(t, "● Live")

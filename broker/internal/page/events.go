@@ -23,12 +23,24 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	if !ok || r.Method == http.MethodHead {
 		return
 	}
-	if !p.streams.Begin(user.Name, maxStreams) {
-		w.Header().Set("Retry-After", "5")
-		p.say(w, user, http.StatusTooManyRequests, "Too many streams are open.")
+	if !seesAny(user) {
+		p.say(w, user, http.StatusForbidden, "There is nothing that "+user.Name+" may list.")
 		return
 	}
-	defer p.streams.End(user.Name)
+	key := ""
+	if cookie, err := r.Cookie(p.cookieName(r)); err == nil {
+		key = hashed(cookie.Value)
+	}
+	if !p.streams.Begin(key, maxStreams) {
+		p.refuseStream(w, user)
+		return
+	}
+	defer p.streams.End(key)
+	if !p.streamsOfUsers.Begin(user.Name, maxStreamsOfUser) {
+		p.refuseStream(w, user)
+		return
+	}
+	defer p.streamsOfUsers.End(user.Name)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	ticker := p.Clock.NewTicker(lookEvery)
@@ -54,14 +66,22 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+func (p *Page) refuseStream(w http.ResponseWriter, user session.User) {
+	w.Header().Set("Retry-After", "5")
+	p.say(w, user, http.StatusTooManyRequests, "Too many streams are open.")
+}
+
+// seesAny reports whether there is something that a user may see.
+func seesAny(user session.User) bool { return user.Clusters || user.Reservations }
+
 // mayStay reports whether who opened a stream is still signed in, and this replica still leads.
 func (p *Page) mayStay(r *http.Request) bool {
-	cookie, err := r.Cookie(p.cookieName())
+	cookie, err := r.Cookie(p.cookieName(r))
 	if err != nil || p.Ready() != nil {
 		return false
 	}
 	user, err := p.Sessions.User(r.Context(), cookie.Value)
-	return err == nil && user != (session.User{})
+	return err == nil && seesAny(user)
 }
 
 // extend gives the browser time to read an event, or the end.

@@ -155,17 +155,26 @@ func ofThisMachine(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") || ip != nil && ip.IsLoopback()
 }
 
-// signedIn returns who asks. If it reports false, it has answered.
-func (p *Page) signedIn(w http.ResponseWriter, r *http.Request) (user session.User, ok bool) {
-	if err := p.Ready(); err != nil {
+// refusesStandby reports whether this replica does not lead. Then it has answered.
+func (p *Page) refusesStandby(w http.ResponseWriter) bool {
+	err := p.Ready()
+	if err != nil {
 		w.Header().Set("Retry-After", "2")
 		p.say(w, session.User{}, http.StatusServiceUnavailable, "This replica of the broker does not lead: "+err.Error()+". Reload, or forward a port of the replica that is Ready.")
+	}
+	return err != nil
+}
+
+// signedIn returns who asks. If it reports false, it has answered.
+func (p *Page) signedIn(w http.ResponseWriter, r *http.Request) (user session.User, ok bool) {
+	if p.refusesStandby(w) {
 		return user, false
 	}
-	err := session.ErrNone
-	if cookie, missing := r.Cookie(p.cookieName()); missing == nil {
+	err, key := session.ErrNone, ""
+	if cookie, missing := r.Cookie(p.cookieName(r)); missing == nil {
 		ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 		defer cancel()
+		key = hashed(cookie.Value)
 		user, err = p.Sessions.User(ctx, cookie.Value)
 	}
 	switch {
@@ -182,7 +191,8 @@ func (p *Page) signedIn(w http.ResponseWriter, r *http.Request) (user session.Us
 		p.say(w, session.User{}, http.StatusServiceUnavailable, "The API server of the hub did not answer. Reload in a few seconds.")
 		return user, false
 	}
-	if wait := p.requests.Take(user.Name, 1); wait > 0 {
+	// Many people may share a user, such as one ServiceAccount.
+	if p.requests.Take(key, 1) > 0 || p.ofUsers.Take(user.Name, 1) > 0 {
 		w.Header().Set("Retry-After", "1")
 		p.say(w, user, http.StatusTooManyRequests, "Too many requests. Reload in a few seconds.")
 		return user, false

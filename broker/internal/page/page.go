@@ -22,8 +22,10 @@ import (
 const (
 	// maxConnections is the number of open connections, maxOfAddress that of one address.
 	maxConnections, maxOfAddress = 512, 128
-	// maxStreams is the number of streams of one session.
-	maxStreams = 16
+	// maxStreams is the number of streams of one session, maxStreamsOfUser that of one user.
+	maxStreams, maxStreamsOfUser = 16, 128
+	// maxReviews is how many tokens are reviewed at the same time for who signs in.
+	maxReviews = 8
 	// maxViews is how many views are made at the same time: placements go on beside them. waitTimeout
 	// is how long a further one waits, and maxDocument its size in bytes.
 	maxViews, waitTimeout, maxDocument = 2, 3 * time.Second, 4 << 20
@@ -68,11 +70,12 @@ type Page struct {
 	Options
 	// stopping ends the streams.
 	stopping chan struct{}
-	// signIns limit by address, requests by user, streams count by user.
-	signIns, requests *limits.Rates
-	streams           limits.InProgress
-	// making has an element for each view that is being made, reading for each of the history.
-	making, reading chan struct{}
+	// signIns limit by address and token, requests by session, ofUsers by user.
+	signIns, requests, ofUsers *limits.Rates
+	// streams count by session, streamsOfUsers by user.
+	streams, streamsOfUsers limits.InProgress
+	// reviewing has an element for each token that is being reviewed to sign in, making has an element for each view that is being made, reading for each of the history.
+	reviewing, making, reading chan struct{}
 }
 
 // New returns a Page that does not serve yet.
@@ -80,7 +83,8 @@ func New(o Options) *Page {
 	return &Page{
 		Options: o, stopping: make(chan struct{}), making: make(chan struct{}, maxViews), reading: make(chan struct{}, maxViews),
 		signIns:  limits.NewRates(o.Clock, limits.Always(1, 10)),
-		requests: limits.NewRates(o.Clock, limits.Always(30, 100)),
+		requests: limits.NewRates(o.Clock, limits.Always(30, 100)), ofUsers: limits.NewRates(o.Clock, limits.Always(200, 600)),
+		reviewing: make(chan struct{}, maxReviews),
 	}
 }
 
@@ -105,6 +109,7 @@ func (p *Page) Start(ctx context.Context) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
+	go p.sweep(ctx)
 	p.Log.Info("Serving the page", "address", p.Listener.Addr().String(), "tls", p.Secure != nil)
 	select {
 	case err := <-served:
@@ -120,6 +125,20 @@ func (p *Page) Start(ctx context.Context) error {
 		return server.Close()
 	}
 	return nil
+}
+
+// sweep ends sessions that are over.
+func (p *Page) sweep(ctx context.Context) {
+	ticker := p.Clock.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+			p.Sessions.Sweep()
+		}
+	}
 }
 
 // withoutClients is a configuration that asks for no client certificate: a browser would ask its user

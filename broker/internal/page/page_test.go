@@ -257,7 +257,7 @@ func TestSignInForm(t *testing.T) {
 	for _, secure := range []*tls.Config{nil, {}} {
 		s := serve(t, secure)
 		a := do(t, browser(t), http.MethodPost, s.url+"/sign-in", url.Values{"token": {"ada"}})
-		name := map[bool]string{true: "__Host-spillway-page", false: "spillway-page"}[secure != nil]
+		name := map[bool]string{true: "__Host-spillway-page", false: "spillway-page"}[secure != nil] + "-" + a.Request.URL.Port()
 		if c := a.Cookies(); len(c) != 1 || c[0].Name != name || !c[0].HttpOnly || c[0].SameSite != http.SameSiteStrictMode || c[0].Secure != (secure != nil) || c[0].Path != "/" || strings.Contains(c[0].Value, "ada") {
 			t.Errorf("%v", a.Header["Set-Cookie"])
 		}

@@ -2,9 +2,12 @@ package page
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,17 +20,24 @@ type signInView struct {
 	Next, Problem, Namespace string
 }
 
-// cookieName is that of the session's cookie: with TLS, one that no other host or path can set.
-func (p *Page) cookieName() string {
-	if p.Secure == nil {
-		return "spillway-page"
+// cookieName is that of the session's cookie: with TLS, one that no other host or path can set. It has
+// the port, which cookies ignore: forwarded ports of two hubs have one host.
+func (p *Page) cookieName(r *http.Request) string {
+	name := "spillway-page"
+	if p.Secure != nil {
+		name = "__Host-" + name
 	}
-	return "__Host-spillway-page"
+	if _, port, err := net.SplitHostPort(r.Host); err == nil {
+		if number, err := strconv.ParseUint(port, 10, 16); err == nil {
+			name += "-" + strconv.FormatUint(number, 10)
+		}
+	}
+	return name
 }
 
 // setCookie sets the cookie, or removes it if the name is empty.
-func (p *Page) setCookie(w http.ResponseWriter, name string) {
-	cookie := &http.Cookie{Name: p.cookieName(), Value: name, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: p.Secure != nil}
+func (p *Page) setCookie(w http.ResponseWriter, r *http.Request, name string) {
+	cookie := &http.Cookie{Name: p.cookieName(r), Value: name, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: p.Secure != nil}
 	if name == "" {
 		cookie.MaxAge = -1
 	}
@@ -52,10 +62,7 @@ func (p *Page) askForToken(w http.ResponseWriter, status int, next, problem stri
 }
 
 func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
-	// Of many addresses at once, those come first that are known to be few.
-	if wait := p.signIns.Take(addressOf(r), 1); wait > 0 {
-		w.Header().Set("Retry-After", "2")
-		p.askForToken(w, http.StatusTooManyRequests, r.URL.Query().Get("next"), "Too many attempts. Try again in a few seconds.")
+	if p.refusesStandby(w) {
 		return
 	}
 	if err := r.ParseForm(); err != nil {
@@ -67,9 +74,23 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.askForToken(w, http.StatusBadRequest, next, "Paste a token.")
 		return
 	}
+	// Behind an Ingress, all have one address: who guesses must not keep others from signing in.
+	if wait := p.signIns.Take(addressOf(r)+" "+hashed(token), 1); wait > 0 {
+		w.Header().Set("Retry-After", "2")
+		p.askForToken(w, http.StatusTooManyRequests, next, "Too many attempts. Try again in a few seconds.")
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 	defer cancel()
+	select {
+	case p.reviewing <- struct{}{}:
+	case <-ctx.Done():
+		w.Header().Set("Retry-After", "2")
+		p.askForToken(w, http.StatusServiceUnavailable, next, "Too many sign in at the same time. Try again in a few seconds.")
+		return
+	}
 	name, user, err := p.Sessions.Open(ctx, token)
+	<-p.reviewing
 	switch {
 	case errors.Is(err, session.ErrToken):
 		p.Log.Info("Refused to sign in", "address", addressOf(r))
@@ -78,22 +99,30 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.Log.Info("Cannot ask the API server about a token", "reason", err.Error())
 		p.askForToken(w, http.StatusServiceUnavailable, next, "The API server of the hub did not answer. Try again in a few seconds.")
 	case !user.Clusters && !user.Reservations:
-		p.Sessions.Close(name)
 		p.Log.Info("Refused to sign in", "user", text.Line(user.Name, 200), "address", addressOf(r))
 		p.askForToken(w, http.StatusForbidden, next, user.Name+" may list neither ClusterAdvertisements nor Reservations in namespace "+p.Namespace+". An administrator of the hub can bind Role spillway-broker-page to them.")
 	default:
 		p.Log.Info("Signed in", "user", text.Line(user.Name, 200), "address", addressOf(r))
-		p.setCookie(w, name)
+		if cookie, err := r.Cookie(p.cookieName(r)); err == nil {
+			p.Sessions.Close(cookie.Value) // the one before
+		}
+		p.setCookie(w, r, name)
 		http.Redirect(w, r, local(next), http.StatusSeeOther)
 	}
 }
 
 func (p *Page) signOut(w http.ResponseWriter, r *http.Request) {
-	if cookie, err := r.Cookie(p.cookieName()); err == nil {
+	if cookie, err := r.Cookie(p.cookieName(r)); err == nil {
 		p.Sessions.Close(cookie.Value)
 	}
-	p.setCookie(w, "")
+	p.setCookie(w, r, "")
 	http.Redirect(w, r, "/sign-in", http.StatusSeeOther)
+}
+
+// hashed is a secret as a key of a limit.
+func hashed(secret string) string {
+	hash := sha256.Sum256([]byte(secret))
+	return string(hash[:])
 }
 
 // addressOf is the address of a caller without its port.

@@ -6,7 +6,7 @@
   const pause = document.getElementById('pause');
   const live = document.getElementById('live');
   const silence = 25000, retryAfter = 3000;
-  let source = null, watchdog = 0, retry = 0, running = false, again = false, paused = false;
+  let source = null, watchdog = 0, retry = 0, running = false, again = false, paused = false, held = false;
 
   const say = (text, isLost) => {
     if (line.textContent !== text) line.textContent = text;
@@ -37,8 +37,18 @@
     return !selection.isCollapsed && live.contains(selection.anchorNode);
   };
 
+  // What is being selected stays until it is not selected any more.
+  const hold = () => {
+    held = true;
+    say('Waits while text is selected. These are the figures of ' + shownAt() + '.', false);
+  };
+  document.addEventListener('selectionchange', () => {
+    if (held && !selecting()) { held = false; refresh(); }
+  });
+
   const refresh = async () => {
-    if (paused || selecting()) return;
+    if (paused) return;
+    if (selecting()) { hold(); return; }
     if (running) { again = true; return; }
     running = true;
     try {
@@ -47,7 +57,8 @@
       if (response.status >= 500 || response.status === 429) throw new Error(String(response.status));
       const fresh = new DOMParser().parseFromString(await response.text(), 'text/html').getElementById('live');
       if (!fresh.querySelector('#time')) { location.reload(); return; }
-      if (!paused && !selecting()) replace(fresh);
+      if (!paused && selecting()) { hold(); return; }
+      if (!paused) replace(fresh);
       work();
     } catch (error) {
       fail();

@@ -14,11 +14,14 @@ import (
 const (
 	// most is the maximum number of sessions, mostOfOne that of one user: a further one ends
 	// the oldest.
-	most, mostOfOne = 512, 16
+	most, mostOfOne = 512, 128
 	// lifetime is after which time a session ends, if its token does not end before.
 	lifetime = 12 * time.Hour
 	// reviewedFor is for how long an answer of the API server is used.
 	reviewedFor = time.Minute
+	// reviewTimeout is how long a review of a session may take, and failedFor for how long its
+	// failure is the answer.
+	reviewTimeout, failedFor = 5 * time.Second, 5 * time.Second
 )
 
 // ErrNone means that there is no such session, or that it has ended.
@@ -42,6 +45,9 @@ type session struct {
 	mutex    sync.Mutex
 	known    User
 	reviewed time.Time
+	// failure is why the last review failed, if it did, and failed when.
+	failure error
+	failed  time.Time
 }
 
 // New returns Sessions without any. review says whose a token is.
@@ -49,10 +55,14 @@ func New(review func(ctx context.Context, token string) (User, error), clock clo
 	return &Sessions{review: review, clock: clock, open: map[[sha256.Size]byte]*session{}}
 }
 
-// Open opens a session for who has a token, and returns its name, which is secret.
+// Open opens a session for who has a token, and returns its name, which is secret; empty for who may
+// list nothing.
 func (s *Sessions) Open(ctx context.Context, token string) (name string, user User, err error) {
 	if user, err = s.review(ctx, token); err != nil {
 		return "", User{}, err
+	}
+	if !user.Clusters && !user.Reservations {
+		return "", user, nil
 	}
 	now := s.clock.Now()
 	name = rand.Text()
@@ -112,14 +122,33 @@ func (s *Sessions) User(ctx context.Context, name string) (User, error) {
 	if now.Sub(open.reviewed) < reviewedFor {
 		return open.known, nil
 	}
+	if open.failure != nil && now.Sub(open.failed) < failedFor {
+		return User{}, open.failure
+	}
+	// Others wait for the answer, too: it does not end with the call that asked.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
+	defer cancel()
 	user, err := s.review(ctx, open.token)
-	if errors.Is(err, ErrToken) {
-		s.Close(name)
+	if open.failure = err; err != nil {
+		open.failed = s.clock.Now()
+		if errors.Is(err, ErrToken) {
+			s.Close(name)
+		}
+		return User{}, err
 	}
-	if err == nil {
-		open.known, open.reviewed = user, now
+	open.known, open.reviewed = user, now
+	return user, nil
+}
+
+// Sweep ends the sessions that are over, with their tokens.
+func (s *Sessions) Sweep() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for key, open := range s.open {
+		if s.clock.Now().Sub(open.since) >= lifetime {
+			delete(s.open, key)
+		}
 	}
-	return user, err
 }
 
 // Close ends a session.

@@ -50,12 +50,14 @@ func TestSessions(t *testing.T) {
 	api.err = errors.New("no answer")
 	pass(time.Minute)
 	is("an API server that does not answer shows nothing", false, api.err, 3)
+	is("nor is it asked at once again", false, api.err, 3)
+	pass(5 * time.Second)
 	api.err = nil
 	is("and ends no session", false, nil, 4)
 	api.err = session.ErrToken
 	pass(time.Minute)
 	is("a token that is not accepted any more", false, session.ErrToken, 5)
-	api.err = nil
+	api.err, api.may = nil, true
 	is("ends the session", false, session.ErrNone, 5)
 
 	name, _, err = sessions.Open(t.Context(), "ada")
@@ -91,12 +93,17 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 	first := open("ada")
 	var all []string
-	for range 17 {
+	for range 129 {
 		all = append(all, open("bob"))
 	}
-	if !alive(first) || alive(all[0]) || !alive(all[1]) || !alive(all[16]) {
+	if !alive(first) || alive(all[0]) || !alive(all[1]) || !alive(all[128]) {
 		t.Error("want the oldest session of the same user to end")
 	}
+	api.may = false
+	if name := open("bob"); name != "" || !alive(all[1]) {
+		t.Error("who may list nothing ends a session of others")
+	}
+	api.may = true
 	for i := range 600 {
 		open(fmt.Sprint("user-", i))
 	}

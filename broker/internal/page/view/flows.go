@@ -69,6 +69,10 @@ func OfFlows(s Snapshot, page int) Flows {
 		}
 		return sums[key]
 	}
+	known := map[string]bool{}
+	for _, ad := range s.Clusters {
+		known[ad.Name] = true
+	}
 	for _, ad := range s.Clusters {
 		for i := range ad.Status.Holds {
 			hold := &ad.Status.Holds[i]
@@ -79,8 +83,12 @@ func OfFlows(s Snapshot, page int) Flows {
 		}
 		for i := range ad.Spec.ObservedHolds {
 			observed := &ad.Spec.ObservedHolds[i]
+			// A provider may say anything of whose its guests are.
+			if !known[observed.Requester] && sums[pair{observed.Requester, ad.Name}] == nil {
+				continue
+			}
 			sum := of(observed.Requester, ad.Name)
-			sum.guests += int(observed.Pods)
+			sum.guests += max(0, int(observed.Pods))
 			sum.used = broker.AddTo(sum.used, observed.Used.List())
 		}
 	}

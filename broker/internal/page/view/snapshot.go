@@ -8,7 +8,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
+
+// maxName is how much is shown of what clusters call themselves and where they are, in bytes.
+const maxName = 63
 
 // Snapshot is what the views are made of. Its objects are shared and read-only.
 type Snapshot struct {
@@ -32,7 +36,8 @@ type Clusters struct {
 // Totals are what all clusters have together.
 type Totals struct {
 	Clusters, Active, Providers int
-	Resources                   []Usage
+	// Resources are free only in clusters that are heard and lend.
+	Resources []Usage
 	// Price is that of an hour of all that is promised.
 	Price string
 }
@@ -121,7 +126,9 @@ func totals(s Snapshot) Totals {
 		own = broker.AddTo(own, ad.Spec.Resources.Allocated.List())
 		lent = broker.AddTo(lent, ad.Status.Reserved.List())
 		used = broker.AddTo(used, usedOf(ad))
-		free = broker.AddTo(free, ad.Status.Available.List())
+		if ad.Status.Active && ad.Spec.Lending.Enabled {
+			free = broker.AddTo(free, ad.Status.Available.List())
+		}
 		for i := range ad.Status.Holds {
 			price.add(ad.Status.Holds[i].Cost, ad.Status.Holds[i].Promised.Totals)
 		}
@@ -143,12 +150,12 @@ func usedOf(ad *broker.ClusterAdvertisement) (sum corev1.ResourceList) {
 
 func (s Snapshot) cluster(ad *broker.ClusterAdvertisement) Cluster {
 	c := Cluster{ID: ad.Name, Heard: moment(s.Heard[ad.Name], s.Now)}
-	if name := ad.Spec.ClusterName; name != ad.Name {
+	if name := text.Line(ad.Spec.ClusterName, maxName); name != ad.Name {
 		c.Name = name
 	}
 	var where []string
 	for _, part := range []string{ad.Spec.Region, ad.Spec.Zone} {
-		if part != "" && !slices.Contains(where, part) {
+		if part = text.Line(part, maxName); part != "" && !slices.Contains(where, part) {
 			where = append(where, part)
 		}
 	}

@@ -90,7 +90,7 @@ func (s Snapshot) steps(r *broker.Reservation, status broker.ReservationStatus) 
 	if status.QueueTime != nil {
 		all = append(all, dated{status.QueueTime.Time, Step{What: "Queued again", Message: "The request has grown."}})
 	}
-	add(status.ReservedAt, Step{What: "Capacity held", Message: status.Summary, Good: true})
+	add(status.ReservedAt, Step{What: "Capacity held", Good: true})
 	for _, title := range titles {
 		for _, c := range status.Conditions {
 			if c.Type != title.condition {
@@ -102,7 +102,8 @@ func (s Snapshot) steps(r *broker.Reservation, status broker.ReservationStatus) 
 				step.What = title.is
 			}
 			step.Good = is != (c.Type == broker.ConditionQueued)
-			step.Bad = !step.Good
+			// What has ended as it should is not bad.
+			step.Bad = !step.Good && c.Reason != broker.ReasonReleased
 			add(&c.LastTransitionTime, step)
 		}
 	}

@@ -111,6 +111,28 @@ func TestFlows(t *testing.T) {
 	}
 }
 
+// A provider may say anything of its guests, and of itself.
+func TestFalseWords(t *testing.T) {
+	ad := paris()
+	ad.Spec.ClusterName, ad.Spec.Region, ad.Spec.Zone = strings.Repeat("p", 64), "fr\u202e\n", "fr"
+	ad.Spec.ObservedHolds = append(ad.Spec.ObservedHolds, broker.ObservedHold{Requester: "nobody", Pods: 1}, broker.ObservedHold{Requester: "rome", Pods: -9})
+	if got := view.OfFlows(snapshot(ad), 1).Rows; len(got) != 1 || got[0].Guests != 3 {
+		t.Errorf("%+v", got)
+	}
+	if got := view.OfClusters(snapshot(ad), 1).Rows[0]; len(got.Name) != 63 || got.Where != "fr" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestFree: only what a cluster that is heard lends is free for others.
+func TestFree(t *testing.T) {
+	silent, selfish := paris(), paris()
+	silent.Status.Active, selfish.Spec.Lending.Enabled = false, false
+	if got := view.OfClusters(snapshot(silent, selfish, paris()), 1).Totals.Resources[0]; got.Free != "2" || got.Capacity != "30" {
+		t.Errorf("%+v", got)
+	}
+}
+
 // Of many flows, the diagram has the largest, and the table all, in pages.
 func TestManyFlows(t *testing.T) {
 	ad := paris()
@@ -118,7 +140,8 @@ func TestManyFlows(t *testing.T) {
 	for i := range 150 {
 		ad.Status.Holds = append(ad.Status.Holds, broker.Hold{Requester: fmt.Sprintf("c-%03d", i), Promised: broker.HeldCapacity{Totals: amounts("cpu", fmt.Sprint(i))}})
 	}
-	got := view.OfFlows(snapshot(ad), 2)
+	rome := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Name: "rome"}}
+	got := view.OfFlows(snapshot(ad, rome), 2)
 	if len(got.Rows) != 51 || got.Rows[0].Consumer != "c-049" || got.Before != 1 || got.After != 0 || got.Total != 151 {
 		t.Errorf("%d rows, %+v, the first is %+v", len(got.Rows), got.Paging, got.Rows[0])
 	}
@@ -171,7 +194,7 @@ func TestQueue(t *testing.T) {
 	}
 	if diff := cmp.Diff(view.Waiting{
 		Position: 3, Name: "old", Consumer: "rome", Owner: "shop/web", Wanted: "3 pods", Granted: "none", Since: &view.Moment{At: "2026-11-28T11:57:00Z", Age: "3 min ago"},
-		Reason: "InsufficientCapacity", Message: "No provider has room.", Fix: "Wait, request less, or add nodes there.",
+		Reason: "InsufficientCapacity", Message: "No provider has room.", Fix: "Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider.",
 	}, got.Rows[2]); diff != "" {
 		t.Error(diff)
 	}
@@ -217,7 +240,7 @@ func TestReservation(t *testing.T) {
 		"60 min ago|Requested||By rome, for shop/web.",
 		"59 min ago|Waits for capacity|InsufficientCapacity|No provider has room.",
 		"59 min ago|Cannot be used in full|InsufficientCapacity|No provider has room.",
-		"30 min ago|Capacity held||2 of 3 pods in paris",
+		"30 min ago|Capacity held||",
 		"in 30 min|The lease ends||About then, unless pods use the capacity.",
 	}, steps); diff != "" {
 		t.Error(diff)
@@ -238,6 +261,13 @@ func TestReservation(t *testing.T) {
 		if !slices.Contains(got.Facts, fact) {
 			t.Errorf("no %+v in %+v", fact, got.Facts)
 		}
+	}
+
+	// What has ended as it should is not bad.
+	ended := queued("ended", 0, time.Hour)
+	ended.Status.Conditions = []metav1.Condition{{Type: broker.ConditionReady, Status: metav1.ConditionFalse, Reason: broker.ReasonReleased, LastTransitionTime: metav1.NewTime(now)}}
+	if step := view.OfReservation(s, ended).Steps[1]; step.Good || step.Bad || step.Reason != broker.ReasonReleased {
+		t.Errorf("%+v", step)
 	}
 
 	// One that is deleted grants nothing any more.
