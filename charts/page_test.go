@@ -27,7 +27,7 @@ func TestPage(t *testing.T) {
 		"with that and the brokers": {[]string{"networkPolicy.enabled=true", "page.enabled=true", "page.expose=true", "page.tlsSecret=mine", "tls.existingSecret=other"}, "--page-bind-address=:8444", true, true, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			objects := render(t, "broker", c.values)
+			objects := render(t, "broker", append(c.values, "history.enabled=false"))
 			broker := only[appsv1.Deployment](t, objects, "Deployment")[0].Spec.Template.Spec
 			flags := slices.DeleteFunc(slices.Clone(broker.Containers[0].Args), func(arg string) bool { return !strings.HasPrefix(arg, "--page-bind") })
 			if got := strings.Join(flags, " "); got != c.flag {

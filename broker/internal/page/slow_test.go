@@ -73,7 +73,7 @@ func (s stuck) Spent(ctx context.Context, _, _ string) ([]view.Spent, error) {
 	return nil, ctx.Err()
 }
 
-// TestBusy: who waits for others for too long is told so, in a document of limited size.
+// TestBusy: who waits for others for too long gets an answer, and no document is without bounds.
 func TestBusy(t *testing.T) {
 	history := stuck{make(chan struct{}, 2)}
 	s := serveWith(t, nil, history)

@@ -115,7 +115,7 @@ func TestFlows(t *testing.T) {
 func TestFalseWords(t *testing.T) {
 	ad := paris()
 	ad.Spec.ClusterName, ad.Spec.Region, ad.Spec.Zone = strings.Repeat("p", 64), "fr\u202e\n", "fr"
-	ad.Spec.ObservedHolds = append(ad.Spec.ObservedHolds, broker.ObservedHold{Requester: "nobody", Pods: 1}, broker.ObservedHold{Requester: "rome", Pods: -9})
+	ad.Spec.ObservedHolds = append(ad.Spec.ObservedHolds, broker.ObservedHold{Requester: "nowhere", Pods: 1}, broker.ObservedHold{Requester: "rome", Pods: -9})
 	if got := view.OfFlows(snapshot(ad), 1).Rows; len(got) != 1 || got[0].Guests != 3 {
 		t.Errorf("%+v", got)
 	}
