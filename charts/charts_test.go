@@ -210,7 +210,7 @@ func TestMistakesAreRejected(t *testing.T) {
 		"weights above 100":            {"broker", []string{"config.weights.cost=40", "config.weights.resources=70"}, "must add up to 100"},
 		"weights below 100":            {"broker", []string{"config.weights.cost=40", "config.weights.resources=40", "config.weights.latency=10"}, "must add up to 100, not 90"},
 		"a duration without unit":      {"broker", []string{"config.staleAfter=x"}, "/config/staleAfter"},
-		"two replicas with SQLite":     {"broker", []string{"replicas=2"}, "set history.enabled=false"},
+		"two replicas with SQLite":     {"broker", []string{"replicas=2", "history.enabled=true"}, "set history.enabled=false"},
 		"a short retention":            {"broker", []string{"history.retention=23h"}, "/history/retention"},
 		"prices in no currency":        {"broker", []string{"history.referencePrices.cpu=0.04"}, "set history.referencePrices.currency"},
 		"a negative price, broker":     {"broker", []string{"history.referencePrices.cpu=-1"}, "/history/referencePrices/cpu"},

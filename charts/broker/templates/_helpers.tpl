@@ -29,7 +29,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Where the history is kept: sqlite, postgres, or nothing. */}}
 {{- define "spillway-broker.history" -}}
-{{- if .Values.history.enabled }}{{ ternary "postgres" "sqlite" (ne .Values.history.postgres.existingSecret "") }}{{ end }}
+{{- if and (kindIs "bool" .Values.history.enabled) (not .Values.history.enabled) }}
+{{- else if .Values.history.postgres.existingSecret }}postgres
+{{- else if or .Values.history.enabled (eq (int .Values.replicas) 1) }}sqlite
+{{- end }}
 {{- end }}
 
 {{/* Prices that usage is compared with, as a flag. */}}

@@ -33,7 +33,7 @@ func (i *installer) spillway(ctx context.Context) error {
 		return err
 	}
 	if err := i.helmUpgrade(ctx, hub, namespace, "spillway-broker", filepath.Join(root, "charts/broker"),
-		"image.tag="+i.tags["spillway-broker"], "replicas=2", "history.enabled=false", "service.type=NodePort", "service.nodePort="+brokerPort, "tls.sans={"+address+"}"); err != nil {
+		"image.tag="+i.tags["spillway-broker"], "replicas=2", "service.type=NodePort", "service.nodePort="+brokerPort, "tls.sans={"+address+"}"); err != nil {
 		return err
 	}
 	caHash, err := i.read(ctx, hub, "configmap/spillway-broker-ca", "{.data.caHash}")
