@@ -35,12 +35,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* Whether SQLite's file is on a volume of its own. One that is there stays, whatever else is set. */}}
+{{- define "spillway-broker.historyClaim" -}}
+{{- $keep := .Values.history.persistence.enabled }}
+{{- if kindIs "bool" $keep }}{{ if and $keep (eq (include "spillway-broker.history" .) "sqlite") }}true{{ end }}
+{{- else if lookup "v1" "PersistentVolumeClaim" .Release.Namespace "spillway-broker-history" }}true
+{{- else if eq (include "spillway-broker.history" .) "sqlite" }}
+{{- $default := or (ne .Values.history.persistence.storageClassName "") (not (lookup "v1" "Namespace" "" "kube-system")) }}
+{{- range (lookup "storage.k8s.io/v1" "StorageClass" "" "").items }}
+{{- if eq (get (.metadata.annotations | default dict) "storageclass.kubernetes.io/is-default-class") "true" }}{{ $default = true }}{{ end }}
+{{- end }}
+{{- if $default }}true{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* Prices that usage is compared with, as a flag. */}}
 {{- define "spillway-broker.referencePrices" -}}
 {{- $parts := list }}
 {{- $prices := .Values.history.referencePrices }}
 {{- range $name := list "cpu" "memory" "gpu" "storage" "currency" }}
-{{- with get $prices $name }}{{ $parts = append $parts (printf "%s=%v" $name .) }}{{ end }}
+{{- $price := get $prices $name }}
+{{- /* A number of a values file is a float, which is not to become 3e-05. */}}
+{{- if kindIs "float64" $price }}{{ $price = regexReplaceAll "[.]?0+$" (printf "%.12f" $price) "" }}{{ end }}
+{{- if not (kindIs "invalid" $price) }}{{ $parts = append $parts (printf "%s=%v" $name $price) }}{{ end }}
 {{- end }}
 {{- join "," $parts }}
 {{- end }}
