@@ -11,21 +11,23 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // fairWait is how much later a Reservation counts as queued whose consumer holds all of its quota.
 // It is bounded, so that a consumer with a small share cannot pass the others for ever.
 const fairWait = 10 * time.Minute
 
-// held is what providers hold for the consumer, of the resources that its quota limits. What the
-// Reservation cannot count on is not: it is to be replaced.
+// held is what providers are charged with for the consumer, of the resources that its quota limits:
+// also what they have not confirmed to be released. What the Reservation cannot count on is not: it
+// is to be replaced.
 func (in Input) held() capacity.Vector {
 	held := capacity.Vector{}
 	add := func(amount broker.ResourceQuantities, n int64) { held.Add(capacity.Ceil(amount.List()), n) }
 	for _, ad := range in.Advertisements {
 		for i := range ad.Status.Holds {
 			if hold := &ad.Status.Holds[i]; hold.Requester == in.Reservation.Spec.RequesterID {
-				add(hold.Promised.Totals, 1)
+				add(ledger.Charged(*hold).Totals, 1)
 			}
 		}
 	}
