@@ -126,6 +126,9 @@ func TestSizes(t *testing.T) {
 		}
 	}
 	drawn(board, 0, 0, explain.Style{})
+	if tall := drawn(top.Of(hub(3, 3000), nil), 80, 200, explain.Style{}); !strings.Contains(tall, "and 900 more") {
+		t.Errorf("1,000 wait, and a terminal of 200 lines shows\n%s", tall)
+	}
 	begun := time.Now()
 	top.Of(hub(30, 10_000), nil)
 	if took := time.Since(begun); took > 5*time.Second {

@@ -52,7 +52,7 @@ func (b *Board) View(width, height int, style explain.Style) string {
 			continue
 		}
 		if height > 0 && hidden > rooms[i] {
-			table = table[:1+max(0, rooms[i]-1)]
+			table = table[:min(len(table), 1+max(0, rooms[i]-1))]
 		}
 		lines = append(lines, fit(table, width, i)...)
 		if hidden -= len(table) - 1; hidden > 0 {
