@@ -317,6 +317,36 @@ func TestConfigCapacityPerCluster(t *testing.T) {
 	h.expectCondition("gpus", broker.ConditionQueued, plan.ReasonQuotaReached, "rome has nvidia.com/gpu 0 of 0 (")
 }
 
+// TestQuotaPlacing: while a Reservation of a consumer with a quota is placed, its others that would be
+// placed come later. Those that would not, and other consumers, do not wait.
+func TestQuotaPlacing(t *testing.T) {
+	h := newHub(t)
+	h.advertise("paris", "4")
+	h.set(func(s *broker.BrokerConfigSpec) { s.Quotas = &broker.Quotas{CapacityPerCluster: new(cpus("8"))} })
+	h.ask("large", 1, "8")
+	h.ask("held", 1, "1")
+	h.reservations["held"].Spec.PodSets[0].Count++
+	h.store.PutReservation(h.reservations["held"].DeepCopy())
+	waits := func(name string) bool {
+		t.Helper()
+		result, err := h.Reconciler.reconcile(t.Context(), name)
+		expect.NoError(t, err)
+		return result.RequeueAfter == 20*time.Millisecond
+	}
+	h.placing.Store("rome", true)
+	if waits("large") || !waits("held") {
+		t.Error("not only that which would be placed waits for another one of its consumer")
+	}
+	h.placing.Delete("rome")
+	h.placing.Store("oslo", true)
+	if waits("held") {
+		t.Error("it waits for another consumer")
+	}
+	if _, busy := h.placing.Load("rome"); busy {
+		t.Error("it is being placed for ever")
+	}
+}
+
 // TestFairShare: of the same priority, the consumer that holds less of its quota is first, but an old
 // Reservation is not passed for ever.
 func TestFairShare(t *testing.T) {

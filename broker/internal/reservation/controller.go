@@ -11,7 +11,6 @@ import (
 	"golang.org/x/time/rate"
 	clientgoevents "k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/keymutex"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -56,9 +55,9 @@ type Reconciler struct {
 	answers   *answers.Memory
 	queue     *queue.Queue
 	conflicts commit.Conflicts
-	// placing lets the placements of one consumer with a quota come one after the other: together,
-	// they could exceed it.
-	placing keymutex.KeyMutex
+	// placing are the consumers with a quota of whom a Reservation is being placed: two at once
+	// could exceed it.
+	placing sync.Map
 	// figures limits the writes of statuses that differ in figures only.
 	figures  *rate.Limiter
 	takeover sync.Once
@@ -96,7 +95,6 @@ func New(clusters *advertisement.Clusters, recorder clientgoevents.EventRecorder
 		answers:   answers.New(),
 		queue:     queue.New(),
 		conflicts: commit.NewConflicts(),
-		placing:   keymutex.NewHashed(0),
 		figures:   rate.NewLimiter(rate.Every(figuresEvery), figuresBurst),
 
 		priceChanges: map[string]map[string]string{},

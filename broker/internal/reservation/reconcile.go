@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -32,11 +33,6 @@ func (r *Reconciler) reconcile(ctx context.Context, name string) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	in := r.input(known.DeepCopy(), r.store.Settings())
-	if requester := known.Spec.RequesterID; in.Settings.Capacity != nil && !in.Missing().Empty() {
-		r.placing.LockKey(requester)
-		defer func() { _ = r.placing.UnlockKey(requester) }()
-		r.readLedgers(&in, true)
-	}
 	p := plan.New(in)
 	r.note(in)
 	r.rememberImpossible(name, p.Impossible.Reason != "")
@@ -54,7 +50,17 @@ func (r *Reconciler) reconcile(ctx context.Context, name string) (ctrl.Result, e
 			p = plan.New(in)
 		}
 	}
-	if err := r.commit(ctx, in, p); err != nil {
+	placed := func() {}
+	if requester := known.Spec.RequesterID; in.Settings.Capacity != nil && len(p.Grow) > 0 {
+		if _, busy := r.placing.LoadOrStore(requester, true); busy {
+			return r.conflicts.Requeue(ctx, "reservation/"+name, fmt.Errorf("another Reservation of %s is being placed: %w", requester, commit.ErrOutdated))
+		}
+		placed = sync.OnceFunc(func() { r.placing.Delete(requester) })
+		defer placed()
+		r.readLedgers(&in, true)
+		p = plan.New(in)
+	}
+	if err := r.commit(ctx, in, p, placed); err != nil {
 		return r.conflicts.Requeue(ctx, "reservation/"+name, err)
 	}
 	r.conflicts.Forget("reservation/" + name)
@@ -82,8 +88,8 @@ func (r *Reconciler) requeue(in plan.Input, by time.Time) (result ctrl.Result) {
 	return result
 }
 
-// commit writes the changes of a plan.
-func (r *Reconciler) commit(ctx context.Context, in plan.Input, p plan.Plan) error {
+// commit writes the changes of a plan. It calls placed when the holds are written.
+func (r *Reconciler) commit(ctx context.Context, in plan.Input, p plan.Plan, placed func()) error {
 	if err := r.addFinalizer(ctx, in); err != nil {
 		return err
 	}
@@ -96,6 +102,7 @@ func (r *Reconciler) commit(ctx context.Context, in plan.Input, p plan.Plan) err
 	if err := r.writeHolds(ctx, &in, p); err != nil {
 		return err
 	}
+	placed()
 	if err := r.writeStatus(ctx, in, p); err != nil {
 		return err
 	}
