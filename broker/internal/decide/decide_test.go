@@ -322,6 +322,15 @@ func TestPreference(t *testing.T) {
 			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
 			want:     "berlin", pods: 1,
 		},
+		"one of several currencies has no rate": {
+			reason: "only its own price is not known",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "USD", Rate: "0.9", Date: "2026-11-28"}}
+			}),
+			clusters: []oracleCluster{cluster("athens", priced("20", "JPY")), cluster("berlin", priced("0.3", "EUR")), cluster("paris", priced("0.3", "USD"))},
+			want:     "paris", pods: 1,
+			messages: byCluster{"athens": "The request fits with score 50.00; paris was chosen with score 65.00.", "berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
+		},
 		"budget in another currency": {
 			reason: "a price counts by the rates, with their date",
 			request: with(pods(1, "cpu=1"), func(r *decide.Request) {

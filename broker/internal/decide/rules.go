@@ -48,15 +48,16 @@ func (resourcesRule) reason(s *search, i int) string {
 	return fmt.Sprintf("%.0f %% stay available", 100*s.offers[i].share)
 }
 
-// costRule prefers those that are cheaper for all that is requested. All are equal if the prices
-// are in several currencies that have no rates.
+// costRule prefers those that are cheaper for all that is requested. A price in a currency without a
+// rate is not known; if no currency has one and there are several, all are equal.
 type costRule struct{}
 
 func (costRule) name() string                        { return "cost" }
 func (costRule) weight(w *broker.ScoreWeights) int32 { return w.Cost }
 
 func (costRule) rate(s *search, ratings []float64) []float64 {
-	currency, comparable := "", true
+	base := s.currency()
+	rated, comparable := rateOf(s.request.ExchangeRates, base) != nil, true
 	for _, i := range s.candidates {
 		rates := &s.entries[i].rates
 		price, known := rates.price(&s.units)
@@ -64,9 +65,11 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 			ratings = append(ratings, -1)
 			continue
 		}
-		currency = cmp.Or(currency, rates.currency)
-		exchange, known := factor(rates.currency, currency, s.request.ExchangeRates)
-		ratings, comparable = append(ratings, price*exchange), comparable && known
+		exchange, known := factor(rates.currency, base, s.request.ExchangeRates)
+		if comparable = comparable && (known || rated); !known {
+			price, exchange = -1, 1
+		}
+		ratings = append(ratings, price*exchange)
 	}
 	if !comparable {
 		for at := range ratings {
@@ -75,6 +78,21 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 		return ratings
 	}
 	return fromLowest(ratings)
+}
+
+// currency is the one in which prices are compared: one that has a rate, if there is any.
+func (s *search) currency() (currency string) {
+	for _, i := range s.candidates {
+		rates := &s.entries[i].rates
+		if _, known := rates.price(&s.units); !known {
+			continue
+		}
+		if len(s.request.ExchangeRates) == 0 || rateOf(s.request.ExchangeRates, rates.currency) != nil {
+			return rates.currency
+		}
+		currency = cmp.Or(currency, rates.currency)
+	}
+	return currency
 }
 
 func (costRule) reason(s *search, i int) string {
