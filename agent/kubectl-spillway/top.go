@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,10 +17,14 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	"github.com/spillway-dev/spillway/agent/internal/top"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // drawnEvery is how often the board is made again from what the watches have brought.
 const drawnEvery = time.Second
+
+// readWithin limits how long a board waits for watches that bring nothing: some are refused.
+const readWithin = 10 * time.Second
 
 func newTop(o *options) *cobra.Command {
 	once := false
@@ -94,17 +99,22 @@ func (o *options) live(ctx context.Context, first top.Board, c *top.Remembering,
 		}
 	}()
 	go func() {
-		board := first
+		board, problem := first, ""
 		for {
-			board.Problem = lost()
+			board.Problem = cmp.Or(lost(), problem)
 			program.Send(board)
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(drawnEvery):
 			}
-			if next, err := o.board(ctx, c); err == nil {
+			reading, done := context.WithTimeout(ctx, readWithin)
+			next, err := o.board(reading, c)
+			done()
+			if problem = ""; err == nil {
 				board = next
+			} else {
+				problem = text.Line(err.Error(), top.MaxProblem)
 			}
 		}
 	}()

@@ -22,11 +22,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // lostFor is how long after the last failure of a watch the Board counts as not up to date: a watch is
 // tried again within that time.
 const lostFor = 35 * time.Second
+
+// MaxProblem is the maximum length of the Problem of a Board.
+const MaxProblem = 300
 
 // Remembering is a client that does not ask again for lists that were refused.
 type Remembering struct {
@@ -70,7 +74,7 @@ func Watch(ctx context.Context, config *rest.Config, c client.Client, systemName
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		at, why = time.Now(), err.Error()
+		at, why = time.Now(), text.Line(err.Error(), MaxProblem)
 	}
 	some := func(label string) cache.ByObject {
 		exists, err := labels.NewRequirement(label, selection.Exists, nil)
