@@ -19,8 +19,7 @@ type BrokerConfigSpec struct {
 	Quotas *Quotas `json:"quotas,omitempty"`
 	// joining decides which clusters may use the broker.
 	Joining *Joining `json:"joining,omitempty"`
-	// staleAfter is the time since a cluster's last advertisement after which the
-	// cluster is inactive.
+	// staleAfter is the time since a cluster's last advertisement after which the cluster is inactive.
 	// +kubebuilder:default="10m"
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="staleAfter must be a duration of 1s or more, such as 10m; a day is 24h"
 	StaleAfter *metav1.Duration `json:"staleAfter,omitempty"`
@@ -106,8 +105,7 @@ const (
 // ScoreWeights are the weights of the scoring rules in percent.
 // +kubebuilder:validation:XValidation:rule="self.resources + self.cost + self.reliability + self.latency == 100",message="resources, cost, reliability and latency must add up to 100"
 type ScoreWeights struct {
-	// resources is the weight of the share of resources that remains available after
-	// the placement.
+	// resources is the weight of the share of resources that remains available after the placement.
 	// +kubebuilder:default=70
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
@@ -123,7 +121,7 @@ type ScoreWeights struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	Reliability int32 `json:"reliability,omitempty"`
-	// latency is the weight of the time that the consumer needs to connect to the provider.
+	// latency is the weight of the time to connect to the API server of the provider, from the consumer.
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100

@@ -69,7 +69,7 @@ type ClusterAdvertisementSpec struct {
 	Sequence int64 `json:"sequence"`
 }
 
-// ProviderLatency is how long a consumer needs to connect to a provider.
+// ProviderLatency is how long a consumer needs to connect to a provider's API server.
 type ProviderLatency struct {
 	// cluster is the cluster ID of the provider.
 	// +kubebuilder:validation:MaxLength=63

@@ -24,8 +24,7 @@ type Quotas struct {
 	// that are not set, there is no maximum. Where it is set, Reservations of the same priority
 	// whose consumer holds less of it are tried earlier: by up to 10 minutes of waiting.
 	CapacityPerCluster *ResourceQuantities `json:"capacityPerCluster,omitempty"`
-	// reservationBytes is the maximum size of the spec of a new Reservation in bytes of
-	// JSON.
+	// reservationBytes is the maximum size of the spec of a new Reservation in bytes of JSON.
 	// +kubebuilder:default=8192
 	// +kubebuilder:validation:Minimum=1024
 	// +kubebuilder:validation:Maximum=16384

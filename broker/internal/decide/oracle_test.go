@@ -372,18 +372,18 @@ func cheapness(request *decide.Request, offers []*offer) []float64 {
 	return lowest(prices, len(offers))
 }
 
-// closeness is 1 for the offer with the lowest latency and 0 for the highest, and one half where it
-// is unknown.
+// closeness is 1 for an offer without latency, one half for 50 ms, less for more, and one half where
+// it is unknown.
 func closeness(latencies []broker.ProviderLatency, offers []*offer) []float64 {
-	known := map[int]float64{}
+	out := slices.Repeat([]float64{0.5}, len(offers))
 	for i, o := range offers {
 		for _, l := range latencies {
 			if l.Cluster == o.cluster.Spec.ClusterID {
-				known[i] = float64(l.Milliseconds)
+				out[i] = 1 / (1 + float64(l.Milliseconds)/50)
 			}
 		}
 	}
-	return lowest(known, len(offers))
+	return out
 }
 
 func lowest(known map[int]float64, n int) []float64 {

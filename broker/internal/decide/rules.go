@@ -27,6 +27,9 @@ var rules = []rule{resourcesRule{}, costRule{}, reliabilityRule{}, latencyRule{}
 // unknown is the rating where nothing is known.
 const unknown = 0.5
 
+// halfLatency is the latency in ms that is rated one half.
+const halfLatency = 50
+
 // resourcesRule prefers clusters that have more left after the placement.
 type resourcesRule struct{}
 
@@ -128,7 +131,8 @@ func (reliabilityRule) reason(s *search, i int) string {
 	return fmt.Sprintf("%.0f %% delivered of late", 100*record.Share())
 }
 
-// latencyRule prefers those that are closer to the consumer, which measures it.
+// latencyRule prefers those that are closer to the consumer, which measures it. A difference of some ms
+// is worth little, however far the others are.
 type latencyRule struct{}
 
 func (latencyRule) name() string                        { return "latency" }
@@ -136,9 +140,13 @@ func (latencyRule) weight(w *broker.ScoreWeights) int32 { return w.Latency }
 
 func (latencyRule) rate(s *search, ratings []float64) []float64 {
 	for _, i := range s.candidates {
-		ratings = append(ratings, float64(s.latencyTo(i)))
+		rating := unknown
+		if ms := s.latencyTo(i); ms >= 0 {
+			rating = 1 / (1 + float64(ms)/halfLatency)
+		}
+		ratings = append(ratings, rating)
 	}
-	return fromLowest(ratings)
+	return ratings
 }
 
 func (latencyRule) reason(s *search, i int) string {

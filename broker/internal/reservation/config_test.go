@@ -95,9 +95,9 @@ func TestConfigLatency(t *testing.T) {
 	h.ask("r", 1, "1")
 	h.expectPods("paris", "r", 1, 0)
 	want := []broker.ClusterScore{
-		{Cluster: "paris", Score: "100.00", Detail: "latency 100.00 of 100 (10 ms)"},
+		{Cluster: "paris", Score: "83.33", Detail: "latency 83.33 of 100 (10 ms)"},
 		{Cluster: "oslo", Score: "50.00", Detail: "latency 50.00 of 100 (not measured)"},
-		{Cluster: "berlin", Score: "0.00", Detail: "latency 0.00 of 100 (90 ms)"},
+		{Cluster: "berlin", Score: "35.71", Detail: "latency 35.71 of 100 (90 ms)"},
 	}
 	if diff := cmp.Diff(want, h.reservations["r"].Status.Decision.Scores); diff != "" {
 		t.Errorf("scores (-want +got)\n%s", diff)
