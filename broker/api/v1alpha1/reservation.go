@@ -184,12 +184,15 @@ type Placement struct {
 // +kubebuilder:validation:MinProperties=1
 type ProviderGroup struct {
 	// clusters are their cluster IDs.
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Clusters []string `json:"clusters,omitempty"`
 	// regions that they are in.
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Regions []string `json:"regions,omitempty"`
 	// zones that they are in.
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Zones []string `json:"zones,omitempty"`
 }
