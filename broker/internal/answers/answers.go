@@ -240,7 +240,10 @@ func (e *entry) set(reason, message string, pods int32, wait time.Duration, now 
 		return false
 	}
 	if e.until.IsZero() {
-		e.pods, e.backoff = pods, backoff.Backoff{Duration: wait, Factor: 2, Cap: maxFactor * wait, Steps: maxFactor}
+		e.pods = pods
+	}
+	if most := maxFactor * wait; e.backoff.Cap != most { // a new one, or another configuration
+		e.backoff = backoff.Backoff{Duration: wait, Factor: 2, Cap: most, Steps: maxFactor}
 	}
 	e.pods, e.wait = min(e.pods, pods), e.backoff.Step()
 	e.reason, e.message, e.until, e.prober = reason, message, now.Add(e.wait), ""

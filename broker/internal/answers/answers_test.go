@@ -55,6 +55,16 @@ func TestMemory(t *testing.T) {
 				{"s", "paris", pods(2, "a", "1"), at(30), ""},
 			},
 		},
+		"another wait counts from the next refusal": {
+			func(m *answers.Memory) {
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", wait, at(0))
+				m.Refused("paris", "rome", pods(2, "a", "1"), "full", 10*wait, at(30))
+			},
+			[]check{
+				{"s", "paris", pods(2, "a", "1"), at(329), answers.ReasonRefused},
+				{"s", "paris", pods(2, "a", "1"), at(330), ""},
+			},
+		},
 		"what a consumer cannot use concerns its Reservation only, whatever the provider answers": {
 			func(m *answers.Memory) {
 				m.Unusable("paris", "r", 1, "taken", wait, at(0))
