@@ -33,7 +33,8 @@ requested, what waits in front of them, which cluster would be chosen, and the s
 broker does, on what you may read in the hub, and creates nothing. Several objects are answered for one after the other,
 as if each had got what it would get; all are new, also those of which one of the same name exists.
 
-What only the broker's process knows is left out: which providers have refused such pods a moment ago.
+What only the broker's process knows is left out: which providers have refused such pods a moment ago, and how they have
+kept their promises. Whether the broker has approved the cluster is not checked.
 Exits with 0 if all would be placed, 1 if not, and 2 if that is not known.`,
 		Example: `  kubectl spillway what-if -f deployment.yaml --hub-context=hub
   helm template web ./chart | kubectl spillway what-if -f - --hub-context=hub -o wide`,
@@ -113,7 +114,7 @@ func (o *options) whatIf(r *reader, files []string, hubContext, consumer string)
 		return nil, err
 	}
 	answers := whatif.Run(in)
-	answers.Notes = append(notes, more...)
+	answers.Notes = slices.Concat(notes, more, answers.Notes)
 	return &answers, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -36,6 +37,9 @@ type Hub struct {
 	newest time.Time
 	// decided is how many Reservations Decide has decided on.
 	decided int
+	// quotas are those of the BrokerConfig, reservations how many Reservations each consumer has.
+	quotas       broker.Quotas
+	reservations map[string]int
 }
 
 // Offer is how one cluster compares with the others.
@@ -58,11 +62,11 @@ type Decision struct {
 func New(now time.Time, ads []broker.ClusterAdvertisement, reservations []broker.Reservation, configs []broker.BrokerConfig) *Hub {
 	h := &Hub{
 		now: now, newest: now, settings: settings.Of(&broker.BrokerConfigSpec{}), activity: decide.Activity{}, holders: map[string][]string{},
-		queue: queue.New(), queued: map[types.UID]*broker.Reservation{},
+		queue: queue.New(), queued: map[types.UID]*broker.Reservation{}, reservations: map[string]int{},
 	}
 	for i := range configs {
 		if configs[i].Name == settings.Name {
-			h.settings = settings.Of(&configs[i].Spec)
+			h.settings, h.quotas = settings.Of(&configs[i].Spec), ptr.Deref(configs[i].Spec.Quotas, broker.Quotas{})
 		}
 	}
 	for i := range ads {
@@ -83,11 +87,36 @@ func New(now time.Time, ads []broker.ClusterAdvertisement, reservations []broker
 	}
 	slices.SortFunc(h.ads, func(a, b *broker.ClusterAdvertisement) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range reservations {
+		h.reservations[reservations[i].Spec.RequesterID]++
 		h.newest = lease.Later(h.newest, queue.Since(&reservations[i], reservations[i].Status.QueueTime))
 		h.enqueue(&reservations[i])
 	}
 	h.keepFree()
 	return h
+}
+
+// Notes are about what the decisions on so many new Reservations of a consumer leave out.
+func (h *Hub) Notes(requester string, wanted int) (notes []string) {
+	if h.settings.Weights.Reliability > 0 {
+		notes = append(notes, "The score has a weight for reliability, but how providers have kept their promises is known to the broker's process only: all count as equal.")
+	}
+	all := 0
+	for _, n := range h.reservations {
+		all += n
+	}
+	for _, of := range []struct {
+		quota string
+		has   int
+		most  int32
+	}{
+		{"reservationsPerCluster", h.reservations[requester], ptr.Deref(h.quotas.ReservationsPerCluster, 1000)},
+		{"reservations", all, ptr.Deref(h.quotas.Reservations, 50_000)},
+	} {
+		if of.has+wanted > int(of.most) {
+			notes = append(notes, fmt.Sprintf("The broker would refuse what exceeds quotas.%s of the BrokerConfig, %d: it has %d Reservations, and this would be %d more.", of.quota, of.most, of.has, wanted))
+		}
+	}
+	return notes
 }
 
 // enqueue adds a Reservation that waits to the queue.

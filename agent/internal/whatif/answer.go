@@ -184,9 +184,13 @@ func (a *ask) conclude(status *broker.ReservationStatus) {
 // printable bounds what is shown, and makes it one line each.
 func (a *Answer) printable() {
 	const most = 600
-	a.Name, a.Summary = text.Line(a.Name, 253), text.Line(a.Summary, most)
+	object := func(o *explain.Object) {
+		o.Kind, o.Namespace, o.Name = text.Line(o.Kind, 63), text.Line(o.Namespace, 63), text.Line(o.Name, 253)
+	}
+	a.Requests, a.Summary = text.Line(a.Requests, most), text.Line(a.Summary, most)
+	object(&a.Object)
 	for i := range a.With {
-		a.With[i].Name = text.Line(a.With[i].Name, 253)
+		object(&a.With[i])
 	}
 	var fixes []explain.Fix
 	if a.Fix != nil {

@@ -62,10 +62,17 @@ func Run(in Input) Answers {
 		asks = append(asks, a)
 	}
 	var answers Answers
+	created := 0
 	for _, a := range asks {
 		a.decide()
 		a.printable()
 		answers.Answers = append(answers.Answers, a.Answer)
+		if a.Status != nil {
+			created++
+		}
+	}
+	if in.Hub != nil {
+		answers.Notes = in.Hub.Notes(in.Cluster, created)
 	}
 	return answers
 }

@@ -163,7 +163,14 @@ func TestRun(t *testing.T) {
 		}},
 		"hostile": {false, func(s *scenario) {
 			s.ads = []broker.ClusterAdvertisement{cluster("paris\x1b[2J", "0", "1\u202e")}
-			s.documents = []string{manifest("Deployment", `web\u001b[2J`, "")}
+			s.documents = []string{manifest("Deployment", `web\u001b[2J`, ""),
+				`{apiVersion: example.com/v1, kind: "Fleet\u001b[2J", metadata: {name: f}, spec: {template: {spec: {containers: [{name: c, resources: {requests: {"example.com/a\u001b[2J": 1}}}]}}}}`}
+		}},
+		"left-out": {false, func(s *scenario) {
+			s.queue = []broker.Reservation{waits("train", 6)}
+			s.queue[0].Spec.RequesterID = "rome"
+			s.configs = []broker.BrokerConfig{{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: broker.BrokerConfigSpec{Weights: &broker.ScoreWeights{Resources: 80, Reliability: 20},
+				Quotas: &broker.Quotas{ReservationsPerCluster: ptr.To[int32](1)}}}}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
