@@ -305,46 +305,6 @@ func TestPreference(t *testing.T) {
 			rejected: byCluster{"berlin": "NotPreferred"},
 			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
 		},
-		"cheaper in another currency": {
-			reason: "prices in several currencies are compared by the rates",
-			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
-				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
-			}),
-			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
-			want:     "paris", pods: 1,
-			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
-		},
-		"a currency without a rate": {
-			reason: "its prices are not compared, and equal scores go by cluster ID",
-			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
-				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}}
-			}),
-			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
-			want:     "berlin", pods: 1,
-		},
-		"one of several currencies has no rate": {
-			reason: "only its own price is not known",
-			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
-				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "USD", Rate: "0.9", Date: "2026-11-28"}}
-			}),
-			clusters: []oracleCluster{cluster("athens", priced("20", "JPY")), cluster("berlin", priced("0.3", "EUR")), cluster("paris", priced("0.3", "USD"))},
-			want:     "paris", pods: 1,
-			messages: byCluster{"athens": "The request fits with score 50.00; paris was chosen with score 65.00.", "berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
-		},
-		"budget in another currency": {
-			reason: "a price counts by the rates, with their date",
-			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
-				r.Budget = &broker.Budget{MaxPricePerHour: "0.10", Currency: "EUR"}
-				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
-			}),
-			clusters: []oracleCluster{cluster("berlin", priced("21", "JPY")), cluster("oslo", priced("0.1", "NOK")), cluster("paris", priced("20", "JPY"))},
-			want:     "paris", pods: 1,
-			rejected: byCluster{"berlin": "OverBudget", "oslo": "PriceUnknown"},
-			messages: byCluster{
-				"berlin": "The price is 0.105 EUR per hour at the rates of 2026-11-01; the budget is 0.10 EUR.",
-				"oslo":   "The price is in NOK, the budget in EUR.",
-			},
-		},
 		"more available": {
 			reason:   "with the same price the one with more available is preferred",
 			request:  pods(1, "cpu=1"),
@@ -418,6 +378,51 @@ func TestPreference(t *testing.T) {
 			reason:   "an empty snapshot is no error",
 			request:  pods(1, "cpu=1"),
 			clusters: nil,
+		},
+	})
+}
+
+func TestCurrencies(t *testing.T) {
+	runChoose(t, map[string]chooseCase{
+		"cheaper in another currency": {
+			reason: "prices in several currencies are compared by the rates",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
+			want:     "paris", pods: 1,
+			messages: byCluster{"berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
+		},
+		"a currency without a rate": {
+			reason: "its prices are not compared, and equal scores go by cluster ID",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("0.2", "EUR")), cluster("paris", priced("20", "JPY"))},
+			want:     "berlin", pods: 1,
+		},
+		"one of several currencies has no rate": {
+			reason: "only its own price is not known",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "USD", Rate: "0.9", Date: "2026-11-28"}}
+			}),
+			clusters: []oracleCluster{cluster("athens", priced("20", "JPY")), cluster("berlin", priced("0.3", "EUR")), cluster("paris", priced("0.3", "USD"))},
+			want:     "paris", pods: 1,
+			messages: byCluster{"athens": "The request fits with score 50.00; paris was chosen with score 65.00.", "berlin": "The request fits with score 35.00; paris was chosen with score 65.00."},
+		},
+		"budget in another currency": {
+			reason: "a price counts by the rates, with their date",
+			request: with(pods(1, "cpu=1"), func(r *decide.Request) {
+				r.Budget = &broker.Budget{MaxPricePerHour: "0.10", Currency: "EUR"}
+				r.ExchangeRates = []broker.ExchangeRate{{Currency: "EUR", Rate: "1", Date: "2026-11-28"}, {Currency: "JPY", Rate: "0.005", Date: "2026-11-01"}}
+			}),
+			clusters: []oracleCluster{cluster("berlin", priced("21", "JPY")), cluster("oslo", priced("0.1", "NOK")), cluster("paris", priced("20", "JPY"))},
+			want:     "paris", pods: 1,
+			rejected: byCluster{"berlin": "OverBudget", "oslo": "PriceUnknown"},
+			messages: byCluster{
+				"berlin": "The price is 0.105 EUR per hour at the rates of 2026-11-01; the budget is 0.10 EUR.",
+				"oslo":   "The price is in NOK, the budget in EUR.",
+			},
 		},
 	})
 }
