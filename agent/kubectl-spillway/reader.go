@@ -66,7 +66,7 @@ func (r *reader) note(verb, what, namespace string, err error) (ok bool) {
 	} else if absent && strings.HasSuffix(what, "."+broker.Group) {
 		denied.Reason = "there is no such kind: the CRDs are older than this program, or of the hub only"
 	}
-	if apierrors.ReasonForError(err) == "" && !meta.IsNoMatchError(err) {
+	if apierrors.IsTimeout(err) || apierrors.ReasonForError(err) == "" && !meta.IsNoMatchError(err) {
 		r.failed = err
 	}
 	if !slices.Contains(r.denied, denied) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	tea "github.com/charmbracelet/bubbletea"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/spillway-dev/spillway/agent/internal/top"
@@ -104,6 +105,15 @@ func (c *testCluster) options() *options {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.KubeConfig, flags.CacheDir = &c.args[1], &c.args[3]
 	return &options{flags: flags, system: broker.SystemNamespace}
+}
+
+// TestTopWaits: a list that waits for a refused watch until its time is up is no answer.
+func TestTopWaits(t *testing.T) {
+	r := newReader(t.Context(), nil)
+	r.note("list", "pods", "", apierrors.NewTimeoutError("failed waiting for *v1.Pod Informer to sync", 0))
+	if r.err(&options{flags: genericclioptions.NewConfigFlags(true)}) == nil {
+		t.Error("the board counts as read")
+	}
 }
 
 // TestTopWatches: what changes is seen without another list.
