@@ -130,10 +130,14 @@ func (r *metered) promise(provider string, hold *broker.Hold, reservation *broke
 	if capacity.Compare(rate.Promised, share.Most) > 0 || share.PricePerHour == nil {
 		share.Most, share.PricePerHour, share.Currency = rate.Promised, rate.PricePerHour, rate.Currency
 	}
+	before := r.Shares[provider]
+	if !rate.equal(before.Rate) || share.Why != before.Why || !share.Granted.Equal(before.Granted) {
+		// What was only counted is written by the next Sweep: until then, the store can tell from the rate.
+		r.version++
+	}
 	share.Rate, share.Released = rate, time.Time{}
 	r.Shares[provider] = share
 	r.loaded = false
-	r.version++
 }
 
 // release ends what is counted at a provider. What was released while no broker was running counts
@@ -179,7 +183,6 @@ func (m *Meter) count(r *metered, now time.Time) {
 			at = until
 		}
 		r.Shares[provider] = share
-		r.version++
 	}
 }
 
@@ -211,6 +214,7 @@ func (m *Meter) Sweep(find Find, lists func(provider string) bool, now time.Time
 		m.count(r, now)
 		switch reservation := find(r.Name, r.UID); {
 		case holding:
+			r.version++
 		case reservation == nil:
 			m.end(r, ReasonGone, now)
 		case reservation.Status.Phase == broker.ReservationReleased:

@@ -240,6 +240,31 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestLooksAreNotWrites: a look that finds nothing new leaves nothing to write, a sweep what was counted.
+func TestLooksAreNotWrites(t *testing.T) {
+	h := newHub()
+	h.ask("a", false)
+	h.hold("a", "2", "2", eur)
+	h.use("1")
+	h.look()
+	h.Written(h.Take())
+	h.pass(time.Minute)
+	h.look()
+	if h.Waiting() != 0 {
+		t.Error("a look without news is to be written")
+	}
+	h.sweep()
+	if got := cpuHours(h.records()["a"].Shares["paris"].Total.Promised); got != "0.033333" {
+		t.Errorf("swept %s", got)
+	}
+	h.Written(h.Take())
+	h.use("2")
+	h.look()
+	if h.Waiting() != 1 {
+		t.Error("another use is not to be written")
+	}
+}
+
 // TestUnwrittenIsBounded: a store that does not answer costs memory up to a bound.
 func TestUnwrittenIsBounded(t *testing.T) {
 	h := newHub()

@@ -1,6 +1,7 @@
 package history
 
 import (
+	"maps"
 	"math/big"
 	"time"
 
@@ -62,6 +63,11 @@ type Rate struct {
 	// PricePerHour in Currency; nil if it is unknown.
 	PricePerHour *big.Rat `json:"pricePerHour,omitempty"`
 	Currency     string   `json:"currency,omitempty"`
+}
+
+func (r Rate) equal(b Rate) bool {
+	samePrice := r.PricePerHour == b.PricePerHour || r.PricePerHour != nil && b.PricePerHour != nil && r.PricePerHour.Cmp(b.PricePerHour) == 0
+	return samePrice && r.Currency == b.Currency && maps.Equal(r.Promised, b.Promised) && maps.Equal(r.Used, b.Used)
 }
 
 // Sum is capacity over time: what was promised, what guests used of that, and its cost.

@@ -30,6 +30,8 @@ const (
 	retryAfter   = 5 * time.Second
 	// keepWithin is how long the end of a Reservation waits for the database, from its deletion.
 	keepWithin = 30 * time.Second
+	// waitWithin is how long one try to end a Reservation waits for a write.
+	waitWithin = time.Second
 	// maxRecords is how many records of one requester are kept.
 	maxRecords = 200_000
 )
@@ -86,8 +88,10 @@ type Recorder struct {
 	// away is why the last use of the database failed, and tried when that was.
 	away  error
 	tried time.Time
-	// wrote is closed after each write, successful or not.
+	// wrote is closed after each write, successful or not. slow is whether it was waited for in vain:
+	// the next ends do not wait.
 	wrote chan struct{}
+	slow  bool
 	lost  int
 	count counters
 }
@@ -240,6 +244,7 @@ func (r *Recorder) flush(ctx context.Context) {
 		r.mu.Lock()
 		r.meter.Written(some)
 		r.mu.Unlock()
+		r.done()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,7 +256,7 @@ func (r *Recorder) done() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	close(r.wrote)
-	r.wrote = make(chan struct{})
+	r.wrote, r.slow = make(chan struct{}), false
 }
 
 // Ended has the record of a Reservation written that is about to disappear, and that was seen deleted
@@ -272,11 +277,13 @@ func (r *Recorder) Ended(ctx context.Context, reservation *broker.Reservation, d
 	return nil
 }
 
-// end ends a record, and waits until it is written, or a write has failed.
+// end ends a record, and waits until it is written, a write has failed, or waitWithin has passed: those
+// who place Reservations call it.
 func (r *Recorder) end(ctx context.Context, reservation *broker.Reservation) (written bool, err error) {
+	patience, cancel := context.WithTimeout(ctx, waitWithin)
+	defer cancel()
 	ended := false
-	// A write that goes on may have begun before the end.
-	for range 3 {
+	for {
 		r.mu.Lock()
 		if r.meter != nil && !ended {
 			r.meter.End(reservation, r.Clock.Now())
@@ -286,9 +293,9 @@ func (r *Recorder) end(ctx context.Context, reservation *broker.Reservation) (wr
 			r.mu.Unlock()
 			return true, nil
 		}
-		wrote, away := r.wrote, r.away
+		wrote, hopeless := r.wrote, r.away != nil || r.slow
 		r.mu.Unlock()
-		if away != nil {
+		if hopeless {
 			return false, nil
 		}
 		select {
@@ -297,11 +304,14 @@ func (r *Recorder) end(ctx context.Context, reservation *broker.Reservation) (wr
 		}
 		select {
 		case <-wrote:
-		case <-ctx.Done():
-			return false, fmt.Errorf("waiting for the history: %w", ctx.Err())
+		case <-patience.Done():
+			if ctx.Err() != nil {
+				return false, fmt.Errorf("waiting for the history: %w", ctx.Err())
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.slow = true
+			return false, nil
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return ended && r.meter.IsWritten(reservation.UID), nil
 }

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoevents "k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -26,6 +27,8 @@ type memory struct {
 	mu      sync.Mutex
 	away    error
 	records map[types.UID]history.Record
+	// slow holds writes up until it is closed, if it is set.
+	slow chan struct{}
 }
 
 func (m *memory) Prepare(context.Context) error { return m.answer(nil) }
@@ -34,7 +37,14 @@ func (m *memory) Open(context.Context) ([]history.Record, error) { return nil, m
 
 func (m *memory) Prune(context.Context, time.Time, int) error { return m.answer(nil) }
 
-func (m *memory) Write(_ context.Context, records []history.Record) error {
+func (m *memory) Write(ctx context.Context, records []history.Record) error {
+	if m.slow != nil {
+		select {
+		case <-m.slow:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	return m.answer(func() {
 		for _, r := range records {
 			m.records[r.UID] = r
@@ -105,6 +115,31 @@ func TestDatabaseIsAway(t *testing.T) {
 		return database.has("late"), ""
 	})
 	expect.NoError(t, r.Ended(ctx, reservation("again"), clock.Now()))
+	cancel()
+	expect.NoError(t, <-done)
+}
+
+// TestDatabaseIsSlow: an end waits for a slow database for a second, others meanwhile not at all.
+func TestDatabaseIsSlow(t *testing.T) {
+	database := &memory{records: map[types.UID]history.Record{}, slow: make(chan struct{})}
+	r := New(Options{Database: database, Objects: nothing{}, Retention: time.Hour, Clock: clock.RealClock{}, Events: clientgoevents.NewFakeRecorder(10), Log: logr.Discard()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Start(ctx) }()
+	began := time.Now()
+	for i := range 20 {
+		if err := r.Ended(ctx, reservation(types.UID(fmt.Sprint(i))), time.Now()); !errors.Is(err, errAway) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("20 ends have waited for %s", took)
+	}
+	close(database.slow)
+	expect.Eventually(t, "it is written", func() (bool, string) {
+		err := r.Ended(ctx, reservation("19"), time.Now())
+		return err == nil && database.has("19"), fmt.Sprint(err)
+	})
 	cancel()
 	expect.NoError(t, <-done)
 }
