@@ -45,8 +45,9 @@ type metered struct {
 	Record
 	// version increases with each change; written is that which the store has.
 	version, written int
-	// loaded is whether the ledgers have not been looked at since the store was read.
-	loaded bool
+	// loaded is up to when a share is counted that the store had, by provider, until that one's ledger
+	// has been looked at.
+	loaded map[string]time.Time
 }
 
 // Find returns the Reservation of a hold, or nil if it is unknown.
@@ -59,7 +60,11 @@ func NewMeter(open []Record) *Meter {
 		if record.Shares == nil {
 			record.Shares = map[string]Share{}
 		}
-		m.add(&metered{Record: record, loaded: true})
+		loaded := map[string]time.Time{}
+		for provider := range record.Shares {
+			loaded[provider] = record.Until
+		}
+		m.add(&metered{Record: record, loaded: loaded})
 	}
 	return m
 }
@@ -96,6 +101,10 @@ func (m *Meter) Observe(ad *broker.ClusterAdvertisement, find Find, now time.Tim
 		}
 		held[r.UID] = true
 		m.count(r, now)
+		if since, loaded := r.loaded[provider]; loaded {
+			delete(r.loaded, provider)
+			m.countShare(r, provider, since, r.Until)
+		}
 		m.place(r.UID, provider)
 		r.promise(provider, hold, reservation, used[hold.ReservationUID], now)
 		if m.Counted != nil { // counters begin at 0
@@ -137,7 +146,6 @@ func (r *metered) promise(provider string, hold *broker.Hold, reservation *broke
 	}
 	share.Rate, share.Released = rate, time.Time{}
 	r.Shares[provider] = share
-	r.loaded = false
 }
 
 // release ends what is counted at a provider. What was released while no broker was running counts
@@ -147,13 +155,12 @@ func (m *Meter) release(r *metered, provider string, now time.Time) {
 	if share.Rate.Promised == nil {
 		return
 	}
-	share.Released = now
-	if r.loaded {
-		share.Rate, share.Released = Rate{}, r.Until
-		r.Shares[provider] = share
-	}
 	m.count(r, now)
-	share.Total, share.Rate = r.Shares[provider].Total, Rate{}
+	share.Total, share.Rate, share.Released = r.Shares[provider].Total, Rate{}, now
+	if since, loaded := r.loaded[provider]; loaded {
+		delete(r.loaded, provider)
+		share.Released = since
+	}
 	r.Shares[provider] = share
 	r.version++
 }
@@ -165,25 +172,33 @@ func (m *Meter) count(r *metered, now time.Time) {
 		return // clocks of replicas differ
 	}
 	r.Until = now
-	for provider, share := range r.Shares {
-		if share.Rate.Promised == nil {
-			continue
+	for provider := range r.Shares {
+		if _, loaded := r.loaded[provider]; !loaded {
+			m.countShare(r, provider, from, now)
 		}
-		for at := from; at.Before(now); {
-			until := at.UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
-			if until.After(now) {
-				until = now
-			}
-			sum := share.Rate.over(until.Sub(at))
-			share.Total = share.Total.plus(sum)
-			r.addDay(provider, DateOf(at), share.Rate.Currency, sum)
-			if m.Counted != nil {
-				m.Counted(&r.Record, provider, share.Rate.Currency, sum)
-			}
-			at = until
-		}
-		r.Shares[provider] = share
 	}
+}
+
+// countShare counts what one provider gives.
+func (m *Meter) countShare(r *metered, provider string, from, to time.Time) {
+	share := r.Shares[provider]
+	if share.Rate.Promised == nil {
+		return
+	}
+	for at := from; at.Before(to); {
+		until := at.UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
+		if until.After(to) {
+			until = to
+		}
+		sum := share.Rate.over(until.Sub(at))
+		share.Total = share.Total.plus(sum)
+		r.addDay(provider, DateOf(at), share.Rate.Currency, sum)
+		if m.Counted != nil {
+			m.Counted(&r.Record, provider, share.Rate.Currency, sum)
+		}
+		at = until
+	}
+	r.Shares[provider] = share
 }
 
 func (r *metered) addDay(provider, day, currency string, sum Sum) {
@@ -210,7 +225,6 @@ func (m *Meter) Sweep(find Find, lists func(provider string) bool, now time.Time
 			}
 			holding = holding || r.Shares[provider].Rate.Promised != nil
 		}
-		r.loaded = false
 		m.count(r, now)
 		switch reservation := find(r.Name, r.UID); {
 		case holding:
@@ -241,6 +255,9 @@ func (m *Meter) End(reservation *broker.Reservation, now time.Time) {
 }
 
 func (m *Meter) end(r *metered, reason string, now time.Time) {
+	if r.Until.After(now) {
+		now = r.Until // clocks of replicas differ
+	}
 	r.Ended, r.Until, r.Reason = now, now, reason
 	r.version++
 	if m.ended++; m.ended > MaxUnwritten {

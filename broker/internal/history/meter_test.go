@@ -240,6 +240,49 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestRestartWithTwoProviders: what one has released when no broker ran is not counted because the other still gives
+// its part.
+func TestRestartWithTwoProviders(t *testing.T) {
+	for _, order := range [][]string{{"paris", "berlin"}, {"berlin", "paris"}} {
+		h := newHub()
+		h.ask("a", false)
+		h.hold("a", "2", "2", eur)
+		berlin := h.ad.DeepCopy()
+		berlin.Name, berlin.Spec.ClusterID = "berlin", "berlin"
+		look := func(clusters ...string) {
+			for _, cluster := range clusters {
+				h.Observe(map[string]*broker.ClusterAdvertisement{"paris": &h.ad, "berlin": berlin}[cluster], h.find, h.now)
+			}
+		}
+		look(order...)
+		h.pass(time.Hour)
+		h.sweep()
+		h.restart(t)
+		h.pass(2 * time.Hour)
+		berlin.Status.Holds = nil
+		look(order...)
+		h.sweep()
+		for provider, want := range map[string]string{"paris": "6", "berlin": "2"} {
+			if got := cpuHours(h.records()["a"].Shares[provider].Total.Promised); got != want {
+				t.Errorf("%v: counted %s at %s, want %s", order, got, provider, want)
+			}
+		}
+	}
+}
+
+// TestEndByAnotherClock: a clock that is behind ends a record when it was last counted.
+func TestEndByAnotherClock(t *testing.T) {
+	h := newHub()
+	h.ask("a", false)
+	h.hold("a", "2", "2", eur)
+	h.look()
+	h.pass(-time.Minute)
+	h.End(h.reservations["a"], h.now)
+	if r := h.records()["a"]; !r.Ended.Equal(began) || !r.Until.Equal(began) {
+		t.Errorf("ended at %v, counted until %v", r.Ended, r.Until)
+	}
+}
+
 // TestLooksAreNotWrites: a look that finds nothing new leaves nothing to write, a sweep what was counted.
 func TestLooksAreNotWrites(t *testing.T) {
 	h := newHub()

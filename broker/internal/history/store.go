@@ -17,7 +17,7 @@ const (
 	// MaxDays is the maximum number of days of a UsageQuery.
 	MaxDays = 800
 	// MaxRows is the maximum number of rows of all pages of a UsageQuery.
-	MaxRows = 100_000
+	MaxRows = 20_000
 )
 
 // Errors of a Store.

@@ -108,6 +108,17 @@ func same(t *testing.T, what string, want, got any) {
 	}
 }
 
+// prune deletes all that is too old, and returns in how many parts.
+func prune(t *testing.T, d *database.Database, before time.Time, most int) (parts int) {
+	t.Helper()
+	for more := true; more; parts++ {
+		var err error
+		more, err = d.Prune(t.Context(), before, most)
+		expect.NoError(t, err)
+	}
+	return parts
+}
+
 // contract is what every database does. opening returns a function that opens an empty one, and again
 // what is in it.
 func contract(t *testing.T, opening func(t *testing.T) (open func() *database.Database)) {
@@ -142,6 +153,13 @@ func contract(t *testing.T, opening func(t *testing.T) (open func() *database.Da
 		expect.NoError(t, err)
 		same(t, "list", []history.Record{later}, page.Records)
 		same(t, "usage", []string{"2026-03-01 rome/shop web 4 2EUR"}, rows(t, d, history.UsageQuery{From: "2026-03-01", To: "2026-03-01", Period: history.Daily}))
+	})
+
+	t.Run("an end is kept though its clock is behind", func(t *testing.T) {
+		d, _ := start(t)
+		expect.NoError(t, d.Write(t.Context(), []history.Record{record("a", "rome", "shop", time.Time{}, 2)}))
+		expect.NoError(t, d.Write(t.Context(), []history.Record{record("a", "rome", "shop", began.Add(-time.Second), 2)}))
+		same(t, "list", []string{"rome-a"}, names(t, d, history.Query{}))
 	})
 
 	t.Run("lists are filtered and paged", func(t *testing.T) {
@@ -185,13 +203,27 @@ func contract(t *testing.T, opening func(t *testing.T) (open func() *database.Da
 			all = append(all, record(fmt.Sprint(i), "berlin", "shop", began.Add(time.Duration(i)*time.Minute), 1))
 		}
 		expect.NoError(t, d.Write(t.Context(), all))
-		expect.NoError(t, d.Prune(t.Context(), began.Add(-24*time.Hour), 3))
+		prune(t, d, began.Add(-24*time.Hour), 3)
 		same(t, "rome", []string{"rome-new"}, names(t, d, history.Query{Requester: "rome"}))
 		same(t, "berlin", []string{"berlin-4", "berlin-3", "berlin-2"}, names(t, d, history.Query{Requester: "berlin"}))
 		same(t, "usage", []string{"2026 berlin/shop web 3 1.5EUR", "2026 rome/shop web 2 1EUR"}, years(rows(t, d, history.UsageQuery{From: "2026-01-01", To: "2026-12-31", Period: history.Monthly})))
 		open, err := d.Open(t.Context())
 		expect.NoError(t, err)
 		same(t, "open", 1, len(open))
+	})
+
+	t.Run("little is deleted at a time", func(t *testing.T) {
+		d, _ := start(t)
+		var all []history.Record
+		for i := range 1500 {
+			all = append(all, record(fmt.Sprintf("old%d", i), "rome", "shop", began.Add(-48*time.Hour), 1), record(fmt.Sprintf("many%d", i), "berlin", "shop", began, 1))
+		}
+		expect.NoError(t, d.Write(t.Context(), all))
+		if parts := prune(t, d, began.Add(-24*time.Hour), 10); parts != 5 {
+			t.Errorf("deleted in %d parts", parts)
+		}
+		same(t, "rome", 0, len(names(t, d, history.Query{Requester: "rome", Limit: 100})))
+		same(t, "berlin", 10, len(names(t, d, history.Query{Requester: "berlin", Limit: 100})))
 	})
 
 	t.Run("what clusters wrote", func(t *testing.T) {

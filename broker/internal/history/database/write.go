@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/big"
 	"strings"
@@ -12,11 +13,12 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/history"
 )
 
-// putRecord writes a record unless the one that is there has ended, or was counted later.
+// putRecord writes a record unless the one that is there has ended, or was counted later. An end is
+// kept also if the clock of who ends it is behind.
 const putRecord = `INSERT INTO spillway_reservations (uid, requester, namespace, ended, counted, record)
 	VALUES (?, ?, ?, ?, ?, ?)
 	ON CONFLICT (uid) DO UPDATE SET ended = excluded.ended, counted = excluded.counted, record = excluded.record
-	WHERE spillway_reservations.ended = 0 AND spillway_reservations.counted <= excluded.counted`
+	WHERE spillway_reservations.ended = 0 AND (spillway_reservations.counted <= excluded.counted OR excluded.ended > 0)`
 
 // putDay writes the sum of a day, likewise.
 const putDay = `INSERT INTO spillway_usage (uid, provider, day, currency, requester, namespace, owner_kind, owner, counted, promised, used, cost)
@@ -103,54 +105,55 @@ func millis(at time.Time) int64 {
 	return at.UnixMilli()
 }
 
-// Prune deletes what ended before a time, days before it, and of each requester what is beyond the
-// last so many records, with their days: who makes very many deletes only its own.
-func (d *Database) Prune(ctx context.Context, before time.Time, most int) error {
-	err := d.in(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, d.places(`DELETE FROM spillway_usage WHERE day < ?`), history.DateOf(before)); err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, d.places(`DELETE FROM spillway_reservations WHERE ended > 0 AND ended < ?`), before.UnixMilli()); err != nil {
-			return err
-		}
-		crowded, err := d.texts(ctx, tx, `SELECT requester FROM spillway_reservations WHERE ended > 0 GROUP BY requester HAVING COUNT(*) > ?`, most)
-		if err != nil {
-			return err
-		}
-		for _, requester := range crowded {
-			var last int64
-			row := tx.QueryRowContext(ctx, d.places(`SELECT ended FROM spillway_reservations WHERE requester = ? AND ended > 0 ORDER BY ended DESC LIMIT 1 OFFSET ?`), requester, most)
-			if err := row.Scan(&last); err != nil {
+// pruneRows is about how many rows one Prune deletes: other writes wait for it.
+const pruneRows = 1000
+
+// Prune deletes some of what ended before a time, of days before it, and of each requester of what is
+// beyond the last so many records, with their days: who makes very many deletes only its own. It
+// reports whether there may be more.
+func (d *Database) Prune(ctx context.Context, before time.Time, most int) (more bool, err error) {
+	err = d.in(ctx, func(tx *sql.Tx) error {
+		for _, old := range []struct {
+			rows string
+			than any
+		}{
+			{`DELETE FROM spillway_usage WHERE (uid, provider, day, currency) IN (SELECT uid, provider, day, currency FROM spillway_usage WHERE day < ? LIMIT ?)`, history.DateOf(before)},
+			{`DELETE FROM spillway_reservations WHERE uid IN (SELECT uid FROM spillway_reservations WHERE ended > 0 AND ended < ? LIMIT ?)`, before.UnixMilli()},
+		} {
+			done, err := tx.ExecContext(ctx, d.places(old.rows), old.than, pruneRows)
+			if err != nil {
 				return err
 			}
-			const old = ` FROM spillway_reservations WHERE requester = ? AND ended > 0 AND ended <= ?`
-			for _, statement := range []string{`DELETE FROM spillway_usage WHERE uid IN (SELECT uid` + old + `)`, `DELETE` + old} {
-				if _, err := tx.ExecContext(ctx, d.places(statement), requester, last); err != nil {
-					return err
-				}
+			if n, err := done.RowsAffected(); err != nil || n >= pruneRows {
+				more = true
+				return err
 			}
 		}
-		return nil
+		more, err = d.pruneCrowded(ctx, tx, most)
+		return err
 	})
 	if err != nil {
-		return fmt.Errorf("deleting old history: %w", err)
+		return false, fmt.Errorf("deleting old history: %w", err)
 	}
-	return nil
+	return more, nil
 }
 
-// texts are the values of a query of one column.
-func (d *Database) texts(ctx context.Context, tx *sql.Tx, query string, arguments ...any) (all []string, err error) {
-	rows, err := tx.QueryContext(ctx, d.places(query), arguments...)
-	if err != nil {
-		return nil, err
+// pruneCrowded deletes the oldest records of one requester with too many, if there is one.
+func (d *Database) pruneCrowded(ctx context.Context, tx *sql.Tx, most int) (found bool, err error) {
+	var requester string
+	var has int
+	row := tx.QueryRowContext(ctx, d.places(`SELECT requester, COUNT(*) FROM spillway_reservations WHERE ended > 0 GROUP BY requester HAVING COUNT(*) > ? LIMIT 1`), most)
+	switch err := row.Scan(&requester, &has); {
+	case errors.Is(err, sql.ErrNoRows):
+		return false, nil
+	case err != nil:
+		return false, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var text string
-		if err := rows.Scan(&text); err != nil {
-			return nil, err
+	const oldest = ` WHERE uid IN (SELECT uid FROM spillway_reservations WHERE requester = ? AND ended > 0 ORDER BY ended, uid LIMIT ?)`
+	for _, table := range []string{"spillway_usage", "spillway_reservations"} {
+		if _, err := tx.ExecContext(ctx, d.places(`DELETE FROM `+table+oldest), requester, min(has-most, pruneRows)); err != nil {
+			return false, err
 		}
-		all = append(all, text)
 	}
-	return all, rows.Err()
+	return true, nil
 }

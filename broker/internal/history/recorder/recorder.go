@@ -51,7 +51,8 @@ type Database interface {
 	// Open returns the records that have not ended.
 	Open(ctx context.Context) ([]history.Record, error)
 	Write(ctx context.Context, records []history.Record) error
-	Prune(ctx context.Context, before time.Time, most int) error
+	// Prune deletes some of what is too old, and reports whether there may be more.
+	Prune(ctx context.Context, before time.Time, most int) (more bool, err error)
 }
 
 // Objects are what the broker knows: store.Store.
@@ -176,16 +177,27 @@ func (r *Recorder) load(ctx context.Context) bool {
 	return true
 }
 
-// prune deletes what is too old, once an hour.
+// prune deletes what is too old, once an hour, in parts between which records are written. Records do
+// not wait if it fails.
 func (r *Recorder) prune(ctx context.Context) {
 	now := r.Clock.Now()
-	if now.Sub(r.pruned) < pruneEvery {
+	if now.Sub(r.pruned) < pruneEvery || r.away != nil {
 		return
 	}
-	if r.use(ctx, func(ctx context.Context) error { return r.Database.Prune(ctx, now.Add(-r.Retention), maxRecords) }) {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	more, err := r.Database.Prune(ctx, now.Add(-r.Retention), maxRecords)
+	if err != nil {
+		failures.Inc()
+		r.Log.Error(err, "Failed to delete old history; the next try is later", "after", pruneEvery)
+	}
+	if err != nil || !more {
 		r.pruned = now
 	}
 }
+
+// now is the time without the monotonic clock, which differs from what is stored after a correction.
+func (r *Recorder) now() time.Time { return r.Clock.Now().Round(0) }
 
 // find is the Reservation with that UID.
 func (r *Recorder) find(name string, uid types.UID) *broker.Reservation {
@@ -202,7 +214,7 @@ func (r *Recorder) look() {
 	if r.meter == nil {
 		return
 	}
-	now := r.Clock.Now()
+	now := r.now()
 	known := map[string]*broker.ClusterAdvertisement{}
 	for _, ad := range r.Objects.Advertisements() {
 		if known[ad.Name] = ad; r.seen[ad.Name] != ad {
@@ -286,7 +298,7 @@ func (r *Recorder) end(ctx context.Context, reservation *broker.Reservation) (wr
 	for {
 		r.mu.Lock()
 		if r.meter != nil && !ended {
-			r.meter.End(reservation, r.Clock.Now())
+			r.meter.End(reservation, r.now())
 			ended = true
 		}
 		if ended && r.meter.IsWritten(reservation.UID) {

@@ -1,11 +1,13 @@
 package recorder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/big"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,13 +31,19 @@ type memory struct {
 	records map[types.UID]history.Record
 	// slow holds writes up until it is closed, if it is set.
 	slow chan struct{}
+	// unpruned is the error of Prune, if it is set, and prunes how often it was called.
+	unpruned error
+	prunes   atomic.Int32
 }
 
 func (m *memory) Prepare(context.Context) error { return m.answer(nil) }
 
 func (m *memory) Open(context.Context) ([]history.Record, error) { return nil, m.answer(nil) }
 
-func (m *memory) Prune(context.Context, time.Time, int) error { return m.answer(nil) }
+func (m *memory) Prune(context.Context, time.Time, int) (bool, error) {
+	m.prunes.Add(1)
+	return false, cmp.Or(m.unpruned, m.answer(nil))
+}
 
 func (m *memory) Write(ctx context.Context, records []history.Record) error {
 	if m.slow != nil {
@@ -142,6 +150,24 @@ func TestDatabaseIsSlow(t *testing.T) {
 	})
 	cancel()
 	expect.NoError(t, <-done)
+}
+
+// TestPruneFails: what ends does not wait then, and the next try is an hour later.
+func TestPruneFails(t *testing.T) {
+	database := &memory{records: map[types.UID]history.Record{}, unpruned: errors.New("too slow")}
+	r := New(Options{Database: database, Objects: nothing{}, Retention: time.Hour, Clock: testclock.NewFakeClock(time.Unix(1_000_000, 0)), Events: clientgoevents.NewFakeRecorder(10), Log: logr.Discard()})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Start(ctx) }()
+	expect.Eventually(t, "it is pruned", func() (bool, string) { return database.prunes.Load() > 0, "" })
+	for _, uid := range []types.UID{"a", "b"} {
+		expect.NoError(t, r.Ended(ctx, reservation(uid), r.Clock.Now()))
+	}
+	cancel()
+	expect.NoError(t, <-done)
+	if n := database.prunes.Load(); n != 1 {
+		t.Errorf("pruned %d times", n)
+	}
 }
 
 // TestSeriesAreBounded: one cluster has a bounded number of series, which end with it.

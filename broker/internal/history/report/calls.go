@@ -17,6 +17,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
+// summing bounds how many calls add up usage at the same time, each with up to history.MaxRows in memory.
+var summing = make(chan struct{}, 2)
+
 // Calls answers from a store. Its methods work on nil, which has no history.
 type Calls struct {
 	Store history.Store
@@ -54,7 +57,7 @@ func (c *Calls) Usage(w http.ResponseWriter, r *http.Request, caller string) err
 	if err != nil {
 		return err
 	}
-	all, err := c.Store.Usage(r.Context(), query)
+	all, err := c.sum(r.Context(), query)
 	if err != nil {
 		return refusal(err)
 	}
@@ -64,6 +67,17 @@ func (c *Calls) Usage(w http.ResponseWriter, r *http.Request, caller string) err
 		list.Items[i] = usageOf(&rows[i], c.Reference)
 	}
 	return answer(w, format, list, list.Continue, func(rows *csv.Writer) error { return writeUsage(rows, list.Items) })
+}
+
+// sum adds up usage when it is its turn.
+func (c *Calls) sum(ctx context.Context, query history.UsageQuery) ([]history.UsageRow, error) {
+	select {
+	case summing <- struct{}{}:
+		defer func() { <-summing }()
+		return c.Store.Usage(ctx, query)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func noHistory() error {
