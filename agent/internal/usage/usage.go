@@ -32,7 +32,8 @@ type Copy struct {
 	// Days are those of the last 31 days, Months those of the last 13 months.
 	Days   []protocol.UsageItem `json:"days"`
 	Months []protocol.UsageItem `json:"months"`
-	// Truncated is whether there were more items than MaxItems.
+	// Truncated is whether the broker has more: more items than MaxItems, or than a ConfigMap holds, or
+	// days or months that could not be read.
 	Truncated bool `json:"truncated,omitempty"`
 }
 
@@ -155,8 +156,12 @@ func decimals(sums map[string]*big.Rat) map[string]string {
 
 // Text returns the table for people, with all resources if it is wide.
 func (t *Table) Text(style explain.Style) string {
+	truncated := ""
+	if t.Truncated {
+		truncated = fmt.Sprintf("Only the newest %d rows at most are known here; the broker has all.\n", MaxItems)
+	}
 	if len(t.Rows) == 0 {
-		return "No usage is known: no pod has overflowed, or the broker keeps no history.\n"
+		return truncated + "No usage is known: no pod has overflowed, or the broker keeps no history.\n"
 	}
 	rows := [][]string{{"PERIOD", "NAMESPACE", "OWNER", "PROVIDERS", "CPU-H", "USED", "GIB-H", "USED", "COST", "SAVED"}}
 	if style.Wide {
@@ -169,11 +174,7 @@ func (t *Table) Text(style explain.Style) string {
 		}
 		rows = append(rows, line)
 	}
-	out := explain.Columns(rows) + "As of " + t.AsOf.UTC().Format(time.RFC3339) + ".\n"
-	if t.Truncated {
-		out += fmt.Sprintf("Only the newest %d rows are known here; the broker has all.\n", MaxItems)
-	}
-	return out
+	return explain.Columns(rows) + "As of " + t.AsOf.UTC().Format(time.RFC3339) + ".\n" + truncated
 }
 
 func or(text string) string { return cmp.Or(text, "-") }

@@ -3,6 +3,7 @@ package copier
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -25,6 +26,8 @@ const (
 	copyEvery, retryAfter = 10 * time.Minute, time.Minute
 	// days and months are how much is copied, and maxPages how many pages of each are read.
 	days, months, maxPages = 31, 13, 100
+	// maxBytes is how much a ConfigMap may hold of them: a server accepts 1 MiB in all.
+	maxBytes = 900 << 10
 )
 
 // Broker is asked for the usage.
@@ -44,11 +47,18 @@ type Copier struct {
 
 // Start copies until the context ends. A broker without a history has nothing to copy.
 func (c *Copier) Start(ctx context.Context) error {
+	reason := ""
 	for {
 		wait := copyEvery
-		if err := c.copy(ctx); err != nil && !protocol.HasCode(err, protocol.CodeNotFound) && ctx.Err() == nil {
-			c.Log.V(1).Info("Failed to copy the usage", "reason", err.Error())
-			wait = retryAfter
+		err := c.copy(ctx)
+		switch {
+		case err == nil || protocol.HasCode(err, protocol.CodeNotFound):
+			reason = ""
+		case ctx.Err() == nil:
+			if wait = retryAfter; err.Error() != reason {
+				reason = err.Error()
+				c.Log.Info("Failed to copy the usage, which is tried each minute", "reason", reason)
+			}
 		}
 		timer := c.Clock.NewTimer(wait)
 		select {
@@ -60,25 +70,43 @@ func (c *Copier) Start(ctx context.Context) error {
 	}
 }
 
+// copy copies days also if months cannot be read, and months if there are too many days.
 func (c *Copier) copy(ctx context.Context) error {
 	now := c.Clock.Now().UTC()
 	content := usage.Copy{AsOf: now.Truncate(time.Second)}
-	var more bool
-	var err error
-	if content.Days, more, err = c.read(ctx, "day", now.AddDate(0, 0, 1-days)); err != nil {
-		return err
+	var moreDays, moreMonths bool
+	var noDays, noMonths error
+	if content.Days, moreDays, noDays = c.read(ctx, "day", now.AddDate(0, 0, 1-days)); noDays != nil && !protocol.HasCode(noDays, protocol.CodeInvalid) {
+		return noDays
 	}
-	content.Truncated = more
 	first := time.Date(now.Year(), now.Month(), 1, 0, 0, 0, 0, time.UTC)
-	if content.Months, more, err = c.read(ctx, "month", first.AddDate(0, 1-months, 0)); err != nil {
-		return err
+	content.Months, moreMonths, noMonths = c.read(ctx, "month", first.AddDate(0, 1-months, 0))
+	failed := errors.Join(noDays, noMonths)
+	if noDays != nil && noMonths != nil {
+		return failed
 	}
-	content.Truncated = content.Truncated || more
-	encoded, err := json.Marshal(content)
+	content.Truncated = moreDays || moreMonths || failed != nil
+	encoded, err := encode(content)
 	if err != nil {
 		return err
 	}
-	return c.write(ctx, string(encoded))
+	return errors.Join(c.write(ctx, encoded), failed)
+}
+
+// encode encodes a copy, without its oldest items if it is too large.
+func encode(content usage.Copy) (string, error) {
+	for {
+		encoded, err := json.Marshal(content)
+		if err != nil || len(encoded) <= maxBytes || len(content.Days)+len(content.Months) == 0 {
+			return string(encoded), err
+		}
+		content.Days, content.Months, content.Truncated = newest(content.Days), newest(content.Months), true
+	}
+}
+
+// newest is about nine tenths of items.
+func newest(items []protocol.UsageItem) []protocol.UsageItem {
+	return items[(len(items)+9)/10:]
 }
 
 // read returns the newest items since a day, and whether there are more.

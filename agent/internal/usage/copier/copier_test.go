@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,9 @@ import (
 type brokerOf struct {
 	pages int
 	err   chan error
+	// noMonths is the error of months, if it is set, and owner a prefix of the owners.
+	noMonths error
+	owner    string
 }
 
 func (b *brokerOf) Usage(_ context.Context, query url.Values) (list protocol.UsageList, err error) {
@@ -33,9 +37,12 @@ func (b *brokerOf) Usage(_ context.Context, query url.Values) (list protocol.Usa
 		return list, err
 	default:
 	}
+	if query.Get("period") == "month" && b.noMonths != nil {
+		return list, b.noMonths
+	}
 	at, _ := strconv.Atoi(query.Get("continue"))
 	for i := range 600 {
-		list.Items = append(list.Items, protocol.UsageItem{Period: query.Get("from"), Owner: fmt.Sprint(at*600 + i)})
+		list.Items = append(list.Items, protocol.UsageItem{Period: query.Get("from"), Owner: b.owner + fmt.Sprint(at*600+i)})
 	}
 	if at+1 < b.pages {
 		list.Continue = strconv.Itoa(at + 1)
@@ -87,4 +94,33 @@ func TestCopier(t *testing.T) {
 	})
 	cancel()
 	expect.NoError(t, <-done)
+}
+
+// TestCopyInParts: days are copied without the months, and of large items the newest that a ConfigMap holds.
+func TestCopyInParts(t *testing.T) {
+	for name, from := range map[string]*brokerOf{
+		"no months": {pages: 1, noMonths: fmt.Errorf("the broker is away")},
+		"large":     {pages: 2, owner: strings.Repeat("x", 2000)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := fake.NewClientBuilder().Build()
+			copies := &copier.Copier{Broker: from, Client: c, Namespace: "spillway-system", Clock: testclock.NewFakeClock(time.Date(2026, 3, 31, 12, 0, 0, 0, time.UTC)), Log: logr.Discard()}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- copies.Start(ctx) }()
+			var copied corev1.ConfigMap
+			expect.Eventually(t, "the usage is copied", func() (bool, string) {
+				err := c.Get(t.Context(), client.ObjectKey{Namespace: "spillway-system", Name: usage.Name}, &copied)
+				return err == nil, fmt.Sprint(err)
+			})
+			cancel()
+			expect.NoError(t, <-done)
+			got, err := usage.Decode(copied.Data[usage.Key])
+			expect.NoError(t, err)
+			last := from.owner + fmt.Sprint(from.pages*600-1)
+			if n := len(got.Days); n < 100 || got.Days[n-1].Owner != last || !got.Truncated || len(copied.Data[usage.Key]) > 900<<10 {
+				t.Errorf("%d days, %d bytes", n, len(copied.Data[usage.Key]))
+			}
+		})
+	}
 }
