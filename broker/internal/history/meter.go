@@ -45,28 +45,77 @@ type metered struct {
 	Record
 	// version increases with each change; written is that which the store has.
 	version, written int
-	// loaded is up to when a share is counted that the store had, by provider, until that one's ledger
-	// has been looked at.
-	loaded map[string]time.Time
+	// began is when this Meter began to count it.
+	began time.Time
 }
 
 // Find returns the Reservation of a hold, or nil if it is unknown.
 type Find func(name string, uid types.UID) *broker.Reservation
 
-// NewMeter returns a Meter that goes on from records that have not ended.
-func NewMeter(open []Record) *Meter {
-	m := &Meter{records: map[types.UID]*metered{}, at: map[string]map[types.UID]bool{}}
+// NewMeter returns a Meter without records.
+func NewMeter() *Meter {
+	return &Meter{records: map[types.UID]*metered{}, at: map[string]map[types.UID]bool{}}
+}
+
+// Resume goes on from the records that a store has not seen ended, once all ledgers have been looked at.
+// What was held when this Meter began is counted over the time between; all else was released while no
+// broker was running, and counts up to when it was last written.
+func (m *Meter) Resume(open []Record) {
 	for _, record := range open {
-		if record.Shares == nil {
-			record.Shares = map[string]Share{}
+		stored, live := &metered{Record: record}, m.records[record.UID]
+		if stored.Shares == nil {
+			stored.Shares = map[string]Share{}
 		}
-		loaded := map[string]time.Time{}
-		for provider := range record.Shares {
-			loaded[provider] = record.Until
+		for provider, share := range stored.Shares {
+			held := false
+			if live != nil {
+				_, held = live.Shares[provider]
+			}
+			if share.Rate.Promised != nil && !held {
+				share.Rate, share.Released = Rate{}, stored.Until
+				stored.Shares[provider] = share
+				stored.version++
+			}
 		}
-		m.add(&metered{Record: record, loaded: loaded})
+		if live == nil {
+			m.add(stored)
+			continue
+		}
+		m.count(stored, live.began)
+		last := DateOf(record.Until)
+		for provider, share := range live.Shares {
+			stored.Shares[provider] = stored.Shares[provider].and(share)
+			m.place(stored.UID, provider)
+		}
+		for _, d := range live.Days {
+			// The days before the last one may be in the store only.
+			stored.addDay(d.Provider, max(d.Day, last), d.Currency, d.Sum)
+		}
+		stored.Ended, stored.Reason = live.Ended, live.Reason
+		if live.Until.After(stored.Until) {
+			stored.Until = live.Until
+		}
+		if !live.Ended.IsZero() {
+			stored.Ended = stored.Until
+		}
+		live.Record = stored.Record
+		live.version++
 	}
-	return m
+}
+
+// and is a share with what was counted later.
+func (s Share) and(later Share) Share {
+	later.Total, later.Why = s.Total.plus(later.Total), cmp.Or(s.Why, later.Why)
+	if !s.Granted.IsZero() {
+		later.Granted = s.Granted
+	}
+	if !s.FirstUsed.IsZero() {
+		later.FirstUsed = s.FirstUsed
+	}
+	if s.PricePerHour != nil && capacity.Compare(later.Most, s.Most) <= 0 {
+		later.Most, later.PricePerHour, later.Currency = s.Most, s.PricePerHour, s.Currency
+	}
+	return later
 }
 
 func (m *Meter) add(r *metered) {
@@ -96,15 +145,11 @@ func (m *Meter) Observe(ad *broker.ClusterAdvertisement, find Find, now time.Tim
 			continue
 		}
 		if r == nil {
-			r = &metered{Record: begin(reservation, now)}
+			r = &metered{Record: begin(reservation, now), began: now}
 			m.add(r)
 		}
 		held[r.UID] = true
 		m.count(r, now)
-		if since, loaded := r.loaded[provider]; loaded {
-			delete(r.loaded, provider)
-			m.countShare(r, provider, since, r.Until)
-		}
 		m.place(r.UID, provider)
 		r.promise(provider, hold, reservation, used[hold.ReservationUID], now)
 		if m.Counted != nil { // counters begin at 0
@@ -148,8 +193,7 @@ func (r *metered) promise(provider string, hold *broker.Hold, reservation *broke
 	r.Shares[provider] = share
 }
 
-// release ends what is counted at a provider. What was released while no broker was running counts
-// up to when it was last written.
+// release ends what is counted at a provider.
 func (m *Meter) release(r *metered, provider string, now time.Time) {
 	share := r.Shares[provider]
 	if share.Rate.Promised == nil {
@@ -157,10 +201,6 @@ func (m *Meter) release(r *metered, provider string, now time.Time) {
 	}
 	m.count(r, now)
 	share.Total, share.Rate, share.Released = r.Shares[provider].Total, Rate{}, now
-	if since, loaded := r.loaded[provider]; loaded {
-		delete(r.loaded, provider)
-		share.Released = since
-	}
 	r.Shares[provider] = share
 	r.version++
 }
@@ -173,9 +213,7 @@ func (m *Meter) count(r *metered, now time.Time) {
 	}
 	r.Until = now
 	for provider := range r.Shares {
-		if _, loaded := r.loaded[provider]; !loaded {
-			m.countShare(r, provider, from, now)
-		}
+		m.countShare(r, provider, from, now)
 	}
 }
 
@@ -242,7 +280,7 @@ func (m *Meter) Sweep(find Find, lists func(provider string) bool, now time.Time
 func (m *Meter) End(reservation *broker.Reservation, now time.Time) {
 	r := m.records[reservation.UID]
 	if r == nil {
-		r = &metered{Record: begin(reservation, now)}
+		r = &metered{Record: begin(reservation, now), began: now}
 		m.add(r)
 	}
 	if !r.Ended.IsZero() {

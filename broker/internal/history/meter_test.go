@@ -26,19 +26,29 @@ type hub struct {
 	ad           broker.ClusterAdvertisement
 	reservations map[types.UID]*broker.Reservation
 	now          time.Time
+	// open is what a store has that was not resumed yet.
+	open []history.Record
 }
 
 var began = time.Date(2026, 1, 30, 22, 0, 0, 0, time.UTC)
 
 func newHub() *hub {
-	h := &hub{Meter: history.NewMeter(nil), reservations: map[types.UID]*broker.Reservation{}, now: began}
+	h := &hub{Meter: history.NewMeter(), reservations: map[types.UID]*broker.Reservation{}, now: began}
 	h.ad.Name, h.ad.Spec.ClusterID = "paris", "paris"
 	return h
 }
 
 func (h *hub) find(_ string, uid types.UID) *broker.Reservation { return h.reservations[uid] }
 
-func (h *hub) look() { h.Observe(&h.ad, h.find, h.now) }
+func (h *hub) look() {
+	h.Observe(&h.ad, h.find, h.now)
+	h.resume()
+}
+
+func (h *hub) resume() {
+	h.Resume(h.open)
+	h.open = nil
+}
 
 func (h *hub) sweep() { h.Sweep(h.find, func(string) bool { return true }, h.now) }
 
@@ -192,16 +202,15 @@ func TestUnknownPrice(t *testing.T) {
 func (h *hub) restart(t *testing.T) {
 	t.Helper()
 	all := h.Take()
-	var open []history.Record
 	for _, w := range all {
 		content, err := json.Marshal(w.Record)
 		expect.NoError(t, err)
 		var read history.Record
 		expect.NoError(t, json.Unmarshal(content, &read))
-		open = append(open, read)
+		h.open = append(h.open, read)
 	}
 	h.Written(all)
-	h.Meter = history.NewMeter(open)
+	h.Meter = history.NewMeter()
 }
 
 // TestRestart: what is held when no broker runs is counted; what was released then counts up to when it was last
@@ -253,6 +262,7 @@ func TestRestartWithTwoProviders(t *testing.T) {
 			for _, cluster := range clusters {
 				h.Observe(map[string]*broker.ClusterAdvertisement{"paris": &h.ad, "berlin": berlin}[cluster], h.find, h.now)
 			}
+			h.resume()
 		}
 		look(order...)
 		h.pass(time.Hour)
@@ -266,6 +276,36 @@ func TestRestartWithTwoProviders(t *testing.T) {
 			if got := cpuHours(h.records()["a"].Shares[provider].Total.Promised); got != want {
 				t.Errorf("%v: counted %s at %s, want %s", order, got, provider, want)
 			}
+		}
+	}
+}
+
+// TestLateStore: what was counted before the store answered, and what ended meanwhile, is not lost.
+func TestLateStore(t *testing.T) {
+	h := newHub()
+	for _, uid := range []types.UID{"held", "ended"} {
+		h.ask(uid, false)
+		h.hold(uid, "2", "2", eur)
+	}
+	h.look()
+	h.pass(time.Hour)
+	h.sweep()
+	h.restart(t)
+	h.pass(time.Hour)
+	h.Observe(&h.ad, h.find, h.now)
+	h.pass(time.Hour)
+	h.End(h.reservations["ended"], h.now)
+	h.hold("ended", "0", "0", nil)
+	h.pass(23 * time.Hour)
+	h.look()
+	h.sweep()
+	for uid, want := range map[types.UID]string{"held": "52", "ended": "6"} {
+		r, days := h.records()[uid], history.Amount{}
+		for _, d := range r.Days {
+			days = days.Plus(d.Promised)
+		}
+		if total := cpuHours(r.Shares["paris"].Total.Promised); total != want || cpuHours(days) != want || r.Ended.IsZero() != (uid == "held") {
+			t.Errorf("%s: counted %s, days %s, want %s, ended %v", uid, total, cpuHours(days), want, r.Ended)
 		}
 	}
 }

@@ -196,6 +196,35 @@ func contract(t *testing.T, opening func(t *testing.T) (open func() *database.Da
 		same(t, "another cluster", []string(nil), rows(t, d, history.UsageQuery{Requester: "oslo", From: "2026-03-01", To: "2026-03-31"}))
 	})
 
+	retention(t, start)
+
+	t.Run("what clusters wrote", func(t *testing.T) {
+		d, _ := start(t)
+		r := record("a", "rome", "'; DROP TABLE spillway_reservations; --\x00\xff", began, 1)
+		r.Owner, r.Requested = "\x00", strings.Repeat("é\x00", 100)
+		big := new(big.Int).Lsh(big.NewInt(1), 200)
+		r.Days[0].Promised = history.Amount{"cpu": big}
+		expect.NoError(t, d.Write(t.Context(), []history.Record{r}))
+		same(t, "list", []string{"rome-a"}, names(t, d, history.Query{}))
+		usage, err := d.Usage(t.Context(), history.UsageQuery{From: "2026-03-01", To: "2026-03-01"})
+		expect.NoError(t, err)
+		same(t, "a large sum", big, usage[0].Promised["cpu"])
+	})
+
+	t.Run("a write is all or nothing, and ends with its context", func(t *testing.T) {
+		d, _ := start(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := d.Write(ctx, []history.Record{record("a", "rome", "shop", began, 1)}); err == nil {
+			t.Error("no error")
+		}
+		same(t, "list", []string(nil), names(t, d, history.Query{}))
+	})
+}
+
+// retention is what a database deletes.
+func retention(t *testing.T, start func(*testing.T) (*database.Database, func() *database.Database)) {
+	t.Helper()
 	t.Run("retention", func(t *testing.T) {
 		d, _ := start(t)
 		all := []history.Record{record("old", "rome", "shop", began.Add(-48*time.Hour), 1), record("new", "rome", "shop", began, 1), record("open", "rome", "shop", time.Time{}, 1)}
@@ -224,29 +253,6 @@ func contract(t *testing.T, opening func(t *testing.T) (open func() *database.Da
 		}
 		same(t, "rome", 0, len(names(t, d, history.Query{Requester: "rome", Limit: 100})))
 		same(t, "berlin", 10, len(names(t, d, history.Query{Requester: "berlin", Limit: 100})))
-	})
-
-	t.Run("what clusters wrote", func(t *testing.T) {
-		d, _ := start(t)
-		r := record("a", "rome", "'; DROP TABLE spillway_reservations; --\x00\xff", began, 1)
-		r.Owner, r.Requested = "\x00", strings.Repeat("é\x00", 100)
-		big := new(big.Int).Lsh(big.NewInt(1), 200)
-		r.Days[0].Promised = history.Amount{"cpu": big}
-		expect.NoError(t, d.Write(t.Context(), []history.Record{r}))
-		same(t, "list", []string{"rome-a"}, names(t, d, history.Query{}))
-		usage, err := d.Usage(t.Context(), history.UsageQuery{From: "2026-03-01", To: "2026-03-01"})
-		expect.NoError(t, err)
-		same(t, "a large sum", big, usage[0].Promised["cpu"])
-	})
-
-	t.Run("a write is all or nothing, and ends with its context", func(t *testing.T) {
-		d, _ := start(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := d.Write(ctx, []history.Record{record("a", "rome", "shop", began, 1)}); err == nil {
-			t.Error("no error")
-		}
-		same(t, "list", []string(nil), names(t, d, history.Query{}))
 	})
 }
 

@@ -80,8 +80,9 @@ type Recorder struct {
 	write chan struct{}
 
 	mu sync.Mutex
-	// meter is nil until the database has been read.
-	meter *history.Meter
+	// meter counts also before the database was read, which loaded says.
+	meter  *history.Meter
+	loaded bool
 	// seen are the ledgers as they were looked at, swept when all were, pruned when old records
 	// were deleted.
 	seen          map[string]*broker.ClusterAdvertisement
@@ -89,8 +90,8 @@ type Recorder struct {
 	// away is why the last use of the database failed, and tried when that was.
 	away  error
 	tried time.Time
-	// wrote is closed after each write, successful or not. slow is whether it was waited for in vain:
-	// the next ends do not wait.
+	// wrote is closed after each write, successful or not. slow is whether an end has waited for
+	// it for too long: the next ends do not wait.
 	wrote chan struct{}
 	slow  bool
 	lost  int
@@ -99,10 +100,12 @@ type Recorder struct {
 
 // New returns a Recorder that Start runs.
 func New(o Options) *Recorder {
-	return &Recorder{
+	r := &Recorder{
 		Options: o, write: make(chan struct{}, 1), seen: map[string]*broker.ClusterAdvertisement{}, wrote: make(chan struct{}),
-		count: counters{namespaces: map[string]map[string]bool{}},
+		count: counters{namespaces: map[string]map[string]bool{}}, meter: history.NewMeter(),
 	}
+	r.meter.Counted = r.count.counted
+	return r
 }
 
 // Start records until the context ends, and writes what is left then.
@@ -113,8 +116,8 @@ func (r *Recorder) Start(ctx context.Context) error {
 	ticker := r.Clock.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
+		r.look()
 		if r.load(ctx) {
-			r.look()
 			r.flush(ctx)
 			r.prune(ctx)
 		}
@@ -157,7 +160,7 @@ func (r *Recorder) use(ctx context.Context, do func(context.Context) error) bool
 
 // load reads what has not ended, once.
 func (r *Recorder) load(ctx context.Context) bool {
-	if r.meter != nil {
+	if r.loaded {
 		return true
 	}
 	var open []history.Record
@@ -170,9 +173,10 @@ func (r *Recorder) load(ctx context.Context) bool {
 		return false
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.meter = history.NewMeter(open)
-	r.meter.Counted = r.count.counted
+	r.meter.Resume(open)
+	r.loaded, r.swept = true, time.Time{}
+	r.mu.Unlock()
+	r.look()
 	r.Log.Info("The history goes on", "open", len(open))
 	return true
 }
@@ -211,9 +215,6 @@ func (r *Recorder) find(name string, uid types.UID) *broker.Reservation {
 func (r *Recorder) look() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.meter == nil {
-		return
-	}
 	now := r.now()
 	known := map[string]*broker.ClusterAdvertisement{}
 	for _, ad := range r.Objects.Advertisements() {
@@ -235,12 +236,13 @@ func (r *Recorder) look() {
 		lostTotal.Add(float64(r.meter.Lost - r.lost))
 		r.lost = r.meter.Lost
 	}
+	unwritten.Set(float64(r.meter.Waiting()))
 }
 
 // flush writes what the database does not have.
 func (r *Recorder) flush(ctx context.Context) {
-	if r.meter == nil {
-		return
+	if !r.loaded {
+		return // what is there of the same records must not be lost
 	}
 	r.mu.Lock()
 	all := r.meter.Take()
@@ -255,12 +257,10 @@ func (r *Recorder) flush(ctx context.Context) {
 		}
 		r.mu.Lock()
 		r.meter.Written(some)
+		unwritten.Set(float64(r.meter.Waiting()))
 		r.mu.Unlock()
 		r.done()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	unwritten.Set(float64(r.meter.Waiting()))
 }
 
 // done wakes those who wait for a write.
@@ -297,11 +297,11 @@ func (r *Recorder) end(ctx context.Context, reservation *broker.Reservation) (wr
 	ended := false
 	for {
 		r.mu.Lock()
-		if r.meter != nil && !ended {
+		if !ended {
 			r.meter.End(reservation, r.now())
 			ended = true
 		}
-		if ended && r.meter.IsWritten(reservation.UID) {
+		if r.meter.IsWritten(reservation.UID) {
 			r.mu.Unlock()
 			return true, nil
 		}

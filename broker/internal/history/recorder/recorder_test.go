@@ -108,7 +108,7 @@ func TestDatabaseIsAway(t *testing.T) {
 	expect.Eventually(t, "it is written", func() (bool, string) {
 		clock.Step(retryAfter)
 		err := r.Ended(ctx, reservation("well"), clock.Now())
-		return err == nil && database.has("well"), fmt.Sprint(err)
+		return err == nil && database.has("well") && database.has("early"), fmt.Sprint(err)
 	})
 	database.be(errors.New("away"))
 	deleted := clock.Now()
