@@ -60,6 +60,16 @@ As of 2026-03-02T10:00:00Z.
 	}
 }
 
+// TestTruncated: what is not known here is said, also if no row is left.
+func TestTruncated(t *testing.T) {
+	for _, days := range [][]protocol.UsageItem{nil, {item("2026-03-01", "shop", "Deployment/web", "paris", "1", "1", "1")}} {
+		table := usage.Of(usage.Copy{Days: days, Truncated: true}, usage.Selection{})
+		if text := table.Text(explain.Style{}); !strings.Contains(text, "the broker has all") {
+			t.Errorf("%d days: %s", len(days), text)
+		}
+	}
+}
+
 // TestCSV: each line has all columns, and no text is a formula.
 func TestCSV(t *testing.T) {
 	hostile := usage.Copy{Days: []protocol.UsageItem{item("2026-03-01", "=shop", "Deployment/@web", "paris", "1/0", "1e999999999", "x\n")}}
