@@ -211,7 +211,7 @@ func (r *Recorder) find(name string, uid types.UID) *broker.Reservation {
 	return nil
 }
 
-// look counts at the ledgers that have changed since the last time, and once a minute at all.
+// look counts at the ledgers that have changed since the last time, and every sweepEvery at all.
 func (r *Recorder) look() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
