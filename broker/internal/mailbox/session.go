@@ -281,6 +281,5 @@ func (m *Mailbox) putStatus(ctx context.Context, stored *unstructured.Unstructur
 	}
 	applied := object(stored.GetKind(), stored.GetNamespace(), stored.GetName())
 	applied.Object["status"] = wanted
-	err = m.api.Status().Patch(ctx, applied, client.Apply, client.ForceOwnership, fieldOwner)
-	return client.IgnoreNotFound(err)
+	return client.IgnoreNotFound(m.api.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), client.ForceOwnership, fieldOwner))
 }
