@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/keymutex"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,8 +42,12 @@ const (
 	kindInstruction   = "ProviderInstruction"
 )
 
-// workers is the number of calls at once.
-const workers = 32
+const (
+	// workers is the number of calls at once.
+	workers = 32
+	// writers is enough for views of different clusters seldom to wait for each other.
+	writers = 1024
+)
 
 // Options of a Mailbox.
 type Options struct {
@@ -61,6 +66,8 @@ type Mailbox struct {
 	api     client.Client
 	// id is that of this broker's process.
 	id string
+	// writing has the views that are being written, by cluster and ID.
+	writing keymutex.KeyMutex
 
 	// ctx is that of the sessions.
 	ctx     context.Context
@@ -73,7 +80,7 @@ type Mailbox struct {
 
 // New adds a Mailbox to a manager, whose leader runs it.
 func New(mgr manager.Manager, options Options) error {
-	m := &Mailbox{Options: options, id: string(uuid.NewUUID()), sessions: map[viewer]*session{}}
+	m := &Mailbox{Options: options, id: string(uuid.NewUUID()), writing: keymutex.NewHashed(writers), sessions: map[viewer]*session{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	owned, err := labels.NewRequirement(objects.LabelTenant, selection.Exists, nil)
 	if err != nil {
@@ -193,6 +200,10 @@ func (m *Mailbox) answer(ctx context.Context, cluster string, carrier *unstructu
 		return refuse(protocol.CodeInvalid, "path is not one of the REST interface")
 	}
 	call.Header.Set(protocol.HeaderVersion, request.Version)
+	if request.Path == protocol.PathReservations {
+		// What a stream says of the object meanwhile is newer, and comes after.
+		defer m.lock(cluster, carrier.GetName())()
+	}
 	response := &response{header: http.Header{}, status: http.StatusOK}
 	m.Handler.ServeHTTP(response, call)
 	switch {
@@ -215,6 +226,13 @@ func (m *Mailbox) answer(ctx context.Context, cluster string, carrier *unstructu
 		answer.Body = bytes.TrimSpace(response.body.Bytes())
 	}
 	return answer, nil
+}
+
+// lock has the view of an object to itself until unlock.
+func (m *Mailbox) lock(cluster, id string) (unlock func()) {
+	key := cluster + "/" + id
+	m.writing.LockKey(key)
+	return func() { _ = m.writing.UnlockKey(key) }
 }
 
 // bodyOf is the body of a call, with the spec of its object.

@@ -137,6 +137,7 @@ func (s *session) apply(ctx context.Context, event protocol.Event) error {
 		}
 		return nil
 	case protocol.EventDelete:
+		defer s.lock(s.cluster, event.ID)()
 		return client.IgnoreNotFound(s.api.Delete(ctx, object(s.kind(), objects.Namespace(s.cluster), event.ID)))
 	case protocol.EventRelist:
 		if err := s.relist(ctx, event); err != nil {
@@ -144,7 +145,9 @@ func (s *session) apply(ctx context.Context, event protocol.Event) error {
 		}
 	}
 	for _, view := range event.Consumer {
-		if err := s.putConsumer(ctx, s.cluster, view); err != nil {
+		unlock := s.lock(s.cluster, view.ID)
+		err := s.putConsumer(ctx, s.cluster, view)
+		if unlock(); err != nil {
 			return err
 		}
 	}

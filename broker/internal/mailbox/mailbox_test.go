@@ -1,0 +1,80 @@
+package mailbox
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/keymutex"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/protocol/objects"
+	"github.com/spillway-dev/spillway/e2e/expect"
+)
+
+// newMailbox has the objects of rome in memory.
+func newMailbox(t *testing.T, handler http.HandlerFunc, failing interceptor.Funcs, exists ...client.Object) *Mailbox {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	expect.NoError(t, broker.AddToScheme(scheme))
+	return &Mailbox{
+		Options: Options{Handler: handler, As: func(ctx context.Context, _ string) context.Context { return ctx }, Clock: clock.RealClock{}, Log: logr.Discard()},
+		api:     fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(failing).WithObjects(exists...).Build(),
+		writing: keymutex.NewHashed(4), sessions: map[viewer]*session{},
+	}
+}
+
+func seen(t *testing.T, m *Mailbox, id string) (view protocol.ConsumerView, exists bool) {
+	t.Helper()
+	stored := object(kindReservation, objects.Namespace("rome"), id)
+	if err := m.api.Get(t.Context(), client.ObjectKeyFromObject(stored), stored); err != nil {
+		expect.NoError(t, client.IgnoreNotFound(err))
+		return view, false
+	}
+	expect.NoError(t, objects.Unpack(stored.GetAnnotations()[objects.AnnotationView], &view))
+	return view, true
+}
+
+// TestStreamIsNewer: what a stream says while a call is made stays, and what it deletes does not
+// come back with the response.
+func TestStreamIsNewer(t *testing.T) {
+	for what, newer := range map[string]protocol.Event{
+		"changed": {Type: protocol.EventPut, Consumer: []protocol.ConsumerView{{ID: "one", SourceGeneration: 2}}},
+		"deleted": {Type: protocol.EventDelete, ID: "one"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var s *session
+			streamed := make(chan error, 1)
+			m := newMailbox(t, func(w http.ResponseWriter, _ *http.Request) {
+				go func() { streamed <- s.apply(t.Context(), newer) }()
+				select {
+				case err := <-streamed:
+					streamed <- err
+				case <-time.After(200 * time.Millisecond):
+				}
+				_ = json.NewEncoder(w).Encode(protocol.ConsumerView{ID: "one", SourceGeneration: 1})
+			}, interceptor.Funcs{})
+			s = &session{Mailbox: m, viewer: viewer{"rome", protocol.RoleRequester}}
+			carrier := object(kindReservation, objects.Namespace("rome"), "one")
+			carrier.Object["spec"] = map[string]any{}
+			expect.NoError(t, m.api.Create(t.Context(), carrier.DeepCopy()))
+			answer, err := m.answer(t.Context(), "rome", carrier, objects.Request{ID: "1", Method: http.MethodPost, Path: protocol.PathReservations, Body: []byte("{}")})
+			if expect.NoError(t, err); answer.Error != nil {
+				t.Fatal(answer.Error)
+			}
+			expect.NoError(t, <-streamed)
+			if view, exists := seen(t, m, "one"); exists != (what == "changed") || exists && view.SourceGeneration != 2 {
+				t.Errorf("rome sees %t, %+v", exists, view)
+			}
+		})
+	}
+}
