@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/keymutex"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -64,8 +63,6 @@ type Mailbox struct {
 	// tenants has the objects in all namespaces of clusters. api reads live.
 	tenants cache.Cache
 	api     client.Client
-	// id is that of this broker's process.
-	id string
 	// writing has the views that are being written, by cluster and ID.
 	writing keymutex.KeyMutex
 
@@ -80,7 +77,7 @@ type Mailbox struct {
 
 // New adds a Mailbox to a manager, whose leader runs it.
 func New(mgr manager.Manager, options Options) error {
-	m := &Mailbox{Options: options, id: string(uuid.NewUUID()), writing: keymutex.NewHashed(writers), sessions: map[viewer]*session{}}
+	m := &Mailbox{Options: options, writing: keymutex.NewHashed(writers), sessions: map[viewer]*session{}}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	owned, err := labels.NewRequirement(objects.LabelTenant, selection.Exists, nil)
 	if err != nil {

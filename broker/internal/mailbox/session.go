@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,7 +43,8 @@ type session struct {
 	renewed   time.Time
 	cancel    context.CancelFunc
 	ended     chan struct{}
-	// messages is the number of relayed messages that were written.
+	// stream is the ID of the stream, and messages the number of its messages that were written.
+	stream   string
 	messages int
 }
 
@@ -65,7 +67,7 @@ func (m *Mailbox) open(of viewer, value string) {
 		}
 	}
 	ctx, cancel := context.WithCancel(m.ctx)
-	s := &session{Mailbox: m, viewer: of, id: id, value: value, renewed: m.Clock.Now(), cancel: cancel, ended: make(chan struct{})}
+	s := &session{Mailbox: m, viewer: of, id: id, value: value, stream: string(uuid.NewUUID()), renewed: m.Clock.Now(), cancel: cancel, ended: make(chan struct{})}
 	m.sessions[of] = s
 	if before != nil {
 		before.cancel()
@@ -157,13 +159,13 @@ func (s *session) apply(ctx context.Context, event protocol.Event) error {
 		}
 	}
 	if event.Type == protocol.EventRelist {
-		if err := s.say(ctx, objects.AnnotationListed(s.role), objects.Session(s.id, s.Mailbox.id)); err != nil {
+		if err := s.say(ctx, objects.AnnotationListed(s.role), objects.Session(s.id, s.stream)); err != nil {
 			return err
 		}
 	}
 	for _, message := range event.Relay {
 		s.messages++
-		text, err := json.Marshal(objects.Inbox{Session: s.id, Number: s.messages, Message: message})
+		text, err := json.Marshal(objects.Inbox{Session: s.id, Stream: s.stream, Number: s.messages, Message: message})
 		if err != nil {
 			return fmt.Errorf("encoding a message: %w", err)
 		}

@@ -46,8 +46,8 @@ func Namespace(cluster string) string { return "spillway-cluster-" + cluster }
 // views, and how often it was renewed. The agent writes it.
 func AnnotationSession(role protocol.Role) string { return broker.Group + "/session-" + name(role) }
 
-// AnnotationListed has the session of which all views are there, and the broker that has listed
-// them. The broker writes it.
+// AnnotationListed has the session of which all views are there, and the ID of the stream that has
+// listed them. The broker writes it.
 func AnnotationListed(role protocol.Role) string { return broker.Group + "/listed-" + name(role) }
 
 func name(role protocol.Role) string {
@@ -58,7 +58,7 @@ func name(role protocol.Role) string {
 }
 
 // Session is the value of AnnotationSession, with the number of renewals, and of AnnotationListed,
-// with the broker.
+// with the stream.
 func Session(id, rest string) string { return id + " " + rest }
 
 // SessionOf is the session in such a value.
@@ -89,8 +89,10 @@ type Answer struct {
 
 // Inbox has a relayed message.
 type Inbox struct {
-	// Session of the agent that follows the messages, and the number of the message in it.
+	// Session of the agent that follows the messages, the ID of the broker's stream for it, of which
+	// each broker opens its own, and the number of the message in that.
 	Session string                `json:"session"`
+	Stream  string                `json:"stream"`
 	Number  int                   `json:"number"`
 	Message protocol.RelayMessage `json:"message"`
 }

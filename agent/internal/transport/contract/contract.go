@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -319,15 +320,33 @@ func TestRestart(t *testing.T, connect Connect, restart func()) {
 	s.advertises()
 	id := s.isHeld()
 	s.isUsed(id)
+	for i := range 20 {
+		s.receives(fmt.Sprint("before-", i))
+	}
 	restart()
 	expect.Eventually(s, "the next broker to answer", func() (bool, string) {
 		view, _ := s.rome.Consumer.Get(id)
 		err := errors.Join(s.rome.Renew(s.Context(), id, view.UID), s.paris.PublishAdvertisement(s.Context(), Advertisement("paris", 3000, true)))
 		return err == nil, fmt.Sprint(err)
 	})
+	s.receives("after")
 	second := s.isHeld()
 	s.isReleased(second)
 	s.isReleased(id)
+}
+
+// receives has rome send one message, once the broker takes it, which paris receives.
+func (s *suite) receives(id string) {
+	s.Helper()
+	expect.Eventually(s, "the broker to take a message", func() (bool, string) {
+		err := s.rome.Relay(s.Context(), protocol.RelayMessage{To: "paris", ID: id, Sealed: []byte("sealed")})
+		return err == nil, fmt.Sprint(err)
+	})
+	expect.Eventually(s, "message "+id+" to arrive", func() (bool, string) {
+		s.paris.mu.Lock()
+		defer s.paris.mu.Unlock()
+		return slices.ContainsFunc(s.paris.messages, func(m protocol.RelayMessage) bool { return m.ID == id }), fmt.Sprint(len(s.paris.messages))
+	})
 }
 
 // ends: a watch ends with its context.

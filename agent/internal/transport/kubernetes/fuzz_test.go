@@ -1,12 +1,14 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/protocol/objects"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // FuzzSaid reads arbitrary answers and messages.
@@ -45,5 +47,23 @@ func TestListed(t *testing.T) {
 		if got := s.isListed(object); got != step.want {
 			t.Errorf("%q: %t", step.said, got)
 		}
+	}
+}
+
+// TestNextBroker: each stream of a broker numbers its messages, and each message counts once.
+func TestNextBroker(t *testing.T) {
+	received := ""
+	s := &session{id: "mine", handle: func(event protocol.Event) { received += event.Relay[0].ID }}
+	for _, inbox := range []objects.Inbox{
+		{Session: "mine", Stream: "first", Number: 1, Message: protocol.RelayMessage{ID: "a"}}, {Session: "mine", Stream: "first", Number: 2, Message: protocol.RelayMessage{ID: "b"}},
+		{Session: "mine", Stream: "first", Number: 2, Message: protocol.RelayMessage{ID: "b"}}, {Session: "other", Stream: "first", Number: 3, Message: protocol.RelayMessage{ID: "x"}},
+		{Session: "mine", Stream: "second", Number: 1, Message: protocol.RelayMessage{ID: "c"}}, {Session: "mine", Stream: "second", Number: 1, Message: protocol.RelayMessage{ID: "c"}},
+	} {
+		text, err := json.Marshal(inbox)
+		expect.NoError(t, err)
+		s.receive(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{objects.AnnotationInbox: string(text)}}})
+	}
+	if received != "abc" {
+		t.Errorf("received %s", received)
 	}
 }

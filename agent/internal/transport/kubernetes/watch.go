@@ -46,10 +46,10 @@ type session struct {
 	handle   func(protocol.Event)
 	id       string
 	renewals int
-	// listed is what the broker has said of the session, last, and received the number of the
-	// last relayed message.
+	// listed is what the broker has said of the session, last, and received the last relayed
+	// message.
 	listed   string
-	received int
+	received objects.Inbox
 	// views by their IDs, as packed.
 	views map[string]string
 }
@@ -221,9 +221,9 @@ func (s *session) add(event *protocol.Event, packed string) error {
 func (s *session) receive(advertisement *metav1.PartialObjectMetadata) {
 	var inbox objects.Inbox
 	text := advertisement.Annotations[objects.AnnotationInbox]
-	if s.role != "" || text == "" || json.Unmarshal([]byte(text), &inbox) != nil || inbox.Session != s.id || inbox.Number <= s.received {
+	if s.role != "" || text == "" || json.Unmarshal([]byte(text), &inbox) != nil || inbox.Session != s.id || inbox.Stream == s.received.Stream && inbox.Number <= s.received.Number {
 		return
 	}
-	s.received = inbox.Number
+	s.received = inbox
 	s.handle(protocol.Event{Type: protocol.EventPut, Relay: []protocol.RelayMessage{inbox.Message}})
 }
