@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -44,8 +46,10 @@ func TestMain(m *testing.M) {
 type hub struct {
 	client.Client
 	*testing.T
-	config  *rest.Config
-	tenants *Tenants
+	// config is the API server's admin's, broker the broker's.
+	config, broker *rest.Config
+	tenants        *Tenants
+	stop           func()
 }
 
 func start(t *testing.T) *hub {
@@ -53,24 +57,31 @@ func start(t *testing.T) *hub {
 	controlplane.StartControllers(t, h.config, "resourcequota-controller")
 	h.Client = h.as(h.config)
 	expect.NoError(t, h.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: broker.SystemNamespace}}))
-	limited := h.limited()
-	mgr, err := ctrl.NewManager(limited, ctrl.Options{
+	h.broker = h.limited()
+	h.run()
+	return h
+}
+
+// run runs the controller until stop, or the end of the test.
+func (h *hub) run() {
+	h.Helper()
+	mgr, err := ctrl.NewManager(h.broker, ctrl.Options{
 		Scheme: h.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{broker.SystemNamespace: {}}},
 		Controller: crconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},
 	})
-	expect.NoError(t, err)
-	h.tenants = &Tenants{Client: mgr.GetClient(), Live: h.as(limited), Namespace: broker.SystemNamespace}
-	expect.NoError(t, h.tenants.SetupWithManager(mgr))
+	expect.NoError(h, err)
+	h.tenants = &Tenants{Client: mgr.GetClient(), Live: h.as(h.broker), Namespace: broker.SystemNamespace}
+	expect.NoError(h, h.tenants.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	t.Cleanup(func() {
+	h.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("running the controller: %v", err)
+			h.Errorf("running the controller: %v", err)
 		}
 	})
-	return h
+	h.Cleanup(h.stop)
 }
 
 func (h *hub) as(config *rest.Config) client.Client {
@@ -108,10 +119,8 @@ func (h *hub) limited() *rest.Config {
 // access is what a cluster may do, with the kubeconfig that the command prints.
 func (h *hub) access(cluster string) client.Client {
 	h.Helper()
-	limited := rest.CopyConfig(h.config)
-	limited.Impersonate.UserName = "spillway-broker"
-	expect.NoError(h, Approve(h.Context(), h.as(limited), broker.SystemNamespace, cluster))
-	kubeconfig, err := Kubeconfig(h.Context(), h.as(limited), limited, "", cluster, time.Hour)
+	expect.NoError(h, Approve(h.Context(), h.as(h.broker), broker.SystemNamespace, cluster))
+	kubeconfig, err := Kubeconfig(h.Context(), h.as(h.broker), h.broker, "", cluster, time.Hour)
 	expect.NoError(h, err)
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	expect.NoError(h, err)
@@ -202,6 +211,39 @@ func (h *hub) ended(cluster string, access client.Client) {
 	})
 	if err := h.tenants.Admitted(h.Context(), cluster); !protocol.HasCode(err, protocol.CodeForbidden) {
 		h.Errorf("%s is admitted: %v", cluster, err)
+	}
+}
+
+// TestDeletedWithoutLeader: access that was given with a registration ends with it, also if no broker
+// led when it was deleted, and is none of the next cluster with the ID.
+func TestDeletedWithoutLeader(t *testing.T) {
+	h := start(t)
+	ctx := t.Context()
+	access := map[string]client.Client{"rome": h.access("rome"), "paris": h.access("paris")}
+	before := map[string]types.UID{}
+	for cluster, as := range access {
+		expect.Eventually(t, cluster+" to have access", func() (bool, string) {
+			err := as.List(ctx, &broker.ReservationList{}, client.InNamespace(objects.Namespace(cluster)))
+			return err == nil, fmt.Sprint(err)
+		})
+		namespace := &corev1.Namespace{}
+		expect.NoError(t, h.Get(ctx, client.ObjectKey{Name: objects.Namespace(cluster)}, namespace))
+		before[cluster] = namespace.UID
+	}
+	h.stop()
+	for cluster := range access {
+		expect.NoError(t, h.Delete(ctx, &broker.ClusterRegistration{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: cluster}}))
+	}
+	expect.NoError(t, Approve(ctx, h.Client, broker.SystemNamespace, "paris"))
+	h.run()
+	h.ended("rome", access["rome"])
+	expect.Eventually(t, "the namespace of paris to end", func() (bool, string) {
+		namespace := &corev1.Namespace{}
+		err := h.Get(ctx, client.ObjectKey{Name: objects.Namespace("paris")}, namespace)
+		return apierrors.IsNotFound(err) || namespace.UID != before["paris"] || !namespace.DeletionTimestamp.IsZero(), fmt.Sprint(err)
+	})
+	if err := h.tenants.Admitted(ctx, "paris"); err != nil && !protocol.HasCode(err, protocol.CodeUnavailable) {
+		t.Errorf("paris is approved: %v", err)
 	}
 }
 
