@@ -340,8 +340,9 @@ func readError(response *http.Response) error {
 
 // Watch streams the reservations of a role, or relayed messages with role "". It
 // reconnects with backoff; each connection begins with a Relist. While streams are cut again
-// and again soon after they began, it lists at PollInterval instead. It blocks until ctx
-// ends. handle is called from one goroutine, and not for heartbeats.
+// and again soon after they began, or nothing comes of them but a list succeeds, it lists at
+// PollInterval instead. It blocks until ctx ends. handle is called from one goroutine, and not
+// for heartbeats.
 func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 	log := c.log.WithValues("stream", streamName(role))
 	lostAt, brief := time.Now(), 0
@@ -351,20 +352,25 @@ func (c *Client) Watch(ctx context.Context, role Role, handle func(Event)) {
 		if ctx.Err() != nil {
 			return
 		}
-		if listed {
+		var refusal *Error
+		switch {
+		case listed:
 			lostAt = time.Now()
 			if brief++; lostAt.Sub(began) >= c.briefStream {
 				brief = 0
 			}
+		case !errors.As(err, &refusal):
+			// Something on the way may keep the stream to itself.
+			brief++
 		}
 		if brief >= maxBriefStreams {
-			log.Info("Watch streams are cut soon after they begin; polling", "interval", c.PollInterval, "streamAgainAfter", c.streamAgainAfter, "reason", err.Error())
-			c.poll(ctx, role, handle)
-			if ctx.Err() != nil {
-				return
-			}
 			brief = maxBriefStreams - 1
-			continue
+			if c.poll(ctx, role, handle, err) {
+				continue
+			}
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		log.Info("Watch stream ended; reconnecting", "reason", err.Error())
 		if !sleep(ctx, min(retryAfter(err), maxBackoff)+c.reconnectAfter(time.Since(lostAt))) {

@@ -105,6 +105,11 @@ func watched(t *testing.T, heartbeat time.Duration) string {
 	t.Helper()
 	var connections atomic.Int32
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "true" {
+			// Lists fail as well: there is nothing to poll.
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
 		n := connections.Add(1)
 		send := func(event Event) {
 			if err := json.NewEncoder(w).Encode(event); err == nil {

@@ -31,16 +31,21 @@ const (
 	streamAgainAfter = 10 * time.Minute
 )
 
-// poll hands over what a stream would, from lists, for streamAgainAfter or until ctx ends.
-func (c *Client) poll(ctx context.Context, role Role, handle func(Event)) {
+// poll hands over what a stream would, from lists, for streamAgainAfter or until ctx ends, unless
+// the first list fails: then it is not only streams that fail, for a reason.
+func (c *Client) poll(ctx context.Context, role Role, handle func(Event), reason error) (listed bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.streamAgainAfter)
 	defer cancel()
 	list := polled{role: role}
 	failing := false
 	for {
 		events, err := c.changes(ctx, &list)
-		if ctx.Err() != nil {
-			return
+		if ctx.Err() != nil || err != nil && !listed {
+			return listed
+		}
+		if !listed {
+			listed = true
+			c.log.Info("Watch streams are cut soon after they begin, or bring nothing; polling", "stream", streamName(role), "interval", c.PollInterval, "streamAgainAfter", c.streamAgainAfter, "reason", reason.Error())
 		}
 		if failed := err != nil; failed != failing {
 			failing = failed
@@ -50,7 +55,7 @@ func (c *Client) poll(ctx context.Context, role Role, handle func(Event)) {
 			handle(event)
 		}
 		if !sleep(ctx, min(retryAfter(err), maxBackoff)+wait.Jitter(c.PollInterval, 0.1)) {
-			return
+			return listed
 		}
 	}
 }

@@ -16,16 +16,29 @@ import (
 type cutting struct {
 	sync.Mutex
 	views []ConsumerView
-	// keeps is set once streams are not cut any more.
-	keeps                       bool
+	// keeps is set once streams are not cut any more, silent if nothing comes of them, and down if
+	// all calls fail.
+	keeps, silent, down         bool
 	streams, lists, notModified int
 }
 
 func (b *cutting) serve(w http.ResponseWriter, r *http.Request) {
 	b.Lock()
 	defer b.Unlock()
-	if r.URL.Query().Get("watch") == "true" {
+	watching := r.URL.Query().Get("watch") == "true"
+	if watching {
 		b.streams++
+	}
+	if b.down {
+		panic(http.ErrAbortHandler)
+	}
+	if watching && b.silent {
+		b.Unlock()
+		<-r.Context().Done()
+		b.Lock()
+		return
+	}
+	if watching {
 		_ = json.NewEncoder(w).Encode(Event{Type: EventRelist, Consumer: b.views})
 		_ = http.NewResponseController(w).Flush()
 		if !b.keeps {
@@ -68,6 +81,9 @@ func (b *cutting) watchedOf(t *testing.T, streamAgainAfter time.Duration) <-chan
 	t.Helper()
 	client := serve(t, b.serve)
 	client.heartbeat, client.PollInterval, client.streamAgainAfter = time.Minute, 5*time.Millisecond, streamAgainAfter
+	if b.silent {
+		client.heartbeat = 10 * time.Millisecond
+	}
 	events := make(chan string, 1000)
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
@@ -109,6 +125,34 @@ func TestPollsWhereStreamsAreCut(t *testing.T) {
 		t.Errorf("nothing has changed, got %s", event)
 	default:
 	}
+}
+
+// TestPollsWhereStreamsAreSilent: a proxy that keeps a response until it is complete.
+func TestPollsWhereStreamsAreSilent(t *testing.T) {
+	b := &cutting{silent: true}
+	b.set("a")
+	events := b.watchedOf(t, time.Hour)
+	want(t, events, "Relist a ")
+	if streams, _, _ := b.counts(); streams != maxBriefStreams {
+		t.Errorf("%d streams, want %d", streams, maxBriefStreams)
+	}
+	b.set("a", "b-longer")
+	want(t, events, "Put b-longer ")
+}
+
+// TestOutageIsNoReasonToPoll: where lists fail too, streams are tried until one succeeds.
+func TestOutageIsNoReasonToPoll(t *testing.T) {
+	b := &cutting{down: true, keeps: true}
+	b.set("a")
+	events := b.watchedOf(t, time.Hour)
+	expect.Eventually(t, "many streams that fail", func() (bool, string) {
+		streams, _, _ := b.counts()
+		return streams > 2*maxBriefStreams, fmt.Sprint(streams)
+	})
+	b.Lock()
+	b.down = false
+	b.Unlock()
+	want(t, events, "Relist a ")
 }
 
 // TestStreamsAreTriedAgain: while they are cut, one for each period of polling, and they are
