@@ -2,6 +2,9 @@ package tenant
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -27,7 +30,8 @@ import (
 // madeWithin is how long the broker may take to make a namespace.
 const madeWithin = time.Minute
 
-// Approve approves a cluster, unless an operator has revoked it.
+// Approve approves a cluster, unless an operator has revoked it. Without a key it gets an invitation
+// that nobody has: that it is approved is no reason for who has the shared token to join with its ID.
 func Approve(ctx context.Context, hub client.Client, namespace, cluster string) error {
 	if !protocol.ValidClusterID(cluster) {
 		return fmt.Errorf("%q is not a cluster ID: it must have 1 to %d lower-case letters, digits and dashes, and must not begin or end with a dash", cluster, protocol.MaxClusterID)
@@ -38,6 +42,12 @@ func Approve(ctx context.Context, hub client.Client, namespace, cluster string) 
 			return fmt.Errorf("its access is revoked: to let it in again, first run kubectl -n %s delete clusterregistration %s", namespace, cluster)
 		}
 		registration.Spec.ClusterID, registration.Spec.Approval = cluster, broker.ApprovalApproved
+		if registration.Status.KeyFingerprint == "" && registration.Spec.Invitation == nil {
+			hash := make([]byte, sha256.Size)
+			// It never fails.
+			_, _ = rand.Read(hash)
+			registration.Spec.Invitation = &broker.Invitation{TokenHash: hex.EncodeToString(hash), Expires: metav1.Now()}
+		}
 		return nil
 	})
 	if err != nil {
