@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/keymutex"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -157,7 +159,24 @@ func (m *Mailbox) reconcile(ctx context.Context, kind string, key types.Namespac
 	if err != nil {
 		return fmt.Errorf("encoding the answer: %w", err)
 	}
-	return client.IgnoreNotFound(m.annotate(ctx, object(kind, key.Namespace, key.Name), objects.AnnotationAnswer, string(encoded)))
+	answered := object(kind, key.Namespace, key.Name)
+	if err := m.annotate(ctx, answered, objects.AnnotationAnswer, string(encoded)); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if kind != kindAdvertisement && answer.Error != nil && answer.Error.Code == protocol.CodeNotFound {
+		// A Relist may have left it for the call's sake.
+		return m.discard(ctx, answered)
+	}
+	return nil
+}
+
+// discard deletes an object as it was read.
+func (m *Mailbox) discard(ctx context.Context, stale client.Object) error {
+	err := m.api.Delete(ctx, stale, client.Preconditions{ResourceVersion: ptr.To(stale.GetResourceVersion())})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // pending is the request of an object that has not been answered.

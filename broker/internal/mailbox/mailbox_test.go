@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/keymutex"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -76,5 +77,42 @@ func TestStreamIsNewer(t *testing.T) {
 				t.Errorf("rome sees %t, %+v", exists, view)
 			}
 		})
+	}
+}
+
+// live is a cache that has what the API server has.
+type live struct {
+	cache.Cache
+	api client.Reader
+}
+
+func (l live) Get(ctx context.Context, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+	return l.api.Get(ctx, key, into, options...)
+}
+
+// TestCallAboutNothing: an object that a Relist has left, as a call was about it, ends with that
+// call; what is there remains, whatever a call is refused for.
+func TestCallAboutNothing(t *testing.T) {
+	for code, remains := range map[string]bool{protocol.CodeNotFound: false, protocol.CodeConflict: true} {
+		m := newMailbox(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusConflict)
+			_ = json.NewEncoder(w).Encode(protocol.Error{Code: code})
+		}, interceptor.Funcs{})
+		m.tenants = live{api: m.api}
+		request, err := json.Marshal(objects.Request{ID: "1", Method: http.MethodPost, Path: protocol.PathReservations + "/one/renew?role=requester"})
+		expect.NoError(t, err)
+		carrier := object(kindReservation, objects.Namespace("rome"), "one")
+		carrier.SetAnnotations(map[string]string{objects.AnnotationRequest: string(request)})
+		expect.NoError(t, m.api.Create(t.Context(), carrier))
+		expect.NoError(t, m.putConsumer(t.Context(), "rome", protocol.ConsumerView{ID: "one"}))
+		s := &session{Mailbox: m, viewer: viewer{"rome", protocol.RoleRequester}}
+		expect.NoError(t, s.relist(t.Context(), protocol.Event{Type: protocol.EventRelist}))
+		if _, exists := seen(t, m, "one"); !exists {
+			t.Error("a Relist deletes what a call is about")
+		}
+		expect.NoError(t, m.reconcile(t.Context(), kindReservation, client.ObjectKeyFromObject(carrier)))
+		if _, exists := seen(t, m, "one"); exists != remains {
+			t.Errorf("after %s, it exists: %t", code, exists)
+		}
 	}
 }

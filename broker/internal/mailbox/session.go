@@ -189,7 +189,8 @@ func (s *session) kind() string {
 	return kindInstruction
 }
 
-// relist deletes the objects without a view. Those with a request that is not answered are kept.
+// relist deletes the objects without a view. Those with a request that is not answered are kept
+// until the answer says that there is none.
 func (s *session) relist(ctx context.Context, all protocol.Event) error {
 	if s.role == "" {
 		return nil
@@ -211,8 +212,7 @@ func (s *session) relist(ctx context.Context, all protocol.Event) error {
 		if _, open := pending(item.Annotations); exists[item.Name] || open {
 			continue
 		}
-		err := s.api.Delete(ctx, item, client.Preconditions{ResourceVersion: ptr.To(item.ResourceVersion)})
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		if err := s.discard(ctx, item); err != nil {
 			return fmt.Errorf("deleting what the cluster does not see any more: %w", err)
 		}
 	}
