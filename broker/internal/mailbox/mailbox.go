@@ -235,7 +235,11 @@ func (m *Mailbox) answer(ctx context.Context, cluster string, carrier *unstructu
 		if err := json.Unmarshal(response.body.Bytes(), &view); err != nil {
 			return answer, fmt.Errorf("decoding a view: %w", err)
 		}
-		return answer, m.putConsumer(ctx, cluster, view)
+		if err := m.putConsumer(ctx, cluster, view); refused(err) {
+			return refuse(protocol.CodeTooLarge, "the view cannot be written: "+err.Error())
+		} else if err != nil {
+			return answer, err
+		}
 	case response.body.Len() > objects.MaxAnswer:
 		return refuse(protocol.CodeTooLarge, "the response is too large for an annotation")
 	default:

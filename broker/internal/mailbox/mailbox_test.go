@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/keymutex"
@@ -114,5 +116,25 @@ func TestCallAboutNothing(t *testing.T) {
 		if _, exists := seen(t, m, "one"); exists != remains {
 			t.Errorf("after %s, it exists: %t", code, exists)
 		}
+	}
+}
+
+// TestViewThatCannotBeWritten: the cluster sees the others, and that all of them are there.
+func TestViewThatCannotBeWritten(t *testing.T) {
+	advertisement := &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: objects.Namespace("rome"), Name: "rome"}}
+	m := newMailbox(t, nil, interceptor.Funcs{Create: func(ctx context.Context, api client.WithWatch, o client.Object, options ...client.CreateOption) error {
+		if o.GetName() == "large" {
+			return apierrors.NewInvalid(broker.GroupVersion.WithKind(kindReservation).GroupKind(), o.GetName(), nil)
+		}
+		return api.Create(ctx, o, options...)
+	}}, advertisement)
+	s := &session{Mailbox: m, viewer: viewer{"rome", protocol.RoleRequester}, id: "mine", stream: "first"}
+	expect.NoError(t, s.apply(t.Context(), protocol.Event{Type: protocol.EventRelist, Consumer: []protocol.ConsumerView{{ID: "large"}, {ID: "one"}}}))
+	if _, exists := seen(t, m, "one"); !exists {
+		t.Error("rome does not see the other view")
+	}
+	expect.NoError(t, m.api.Get(t.Context(), client.ObjectKeyFromObject(advertisement), advertisement))
+	if listed := advertisement.Annotations[objects.AnnotationListed(protocol.RoleRequester)]; listed != objects.Session("mine", "first") {
+		t.Errorf("listed: %q", listed)
 	}
 }

@@ -149,12 +149,13 @@ func (s *session) apply(ctx context.Context, event protocol.Event) error {
 	for _, view := range event.Consumer {
 		unlock := s.lock(s.cluster, view.ID)
 		err := s.putConsumer(ctx, s.cluster, view)
-		if unlock(); err != nil {
+		unlock()
+		if err := s.without(view.ID, err); err != nil {
 			return err
 		}
 	}
 	for _, view := range event.Provider {
-		if err := s.putProvider(ctx, view); err != nil {
+		if err := s.without(view.ID, s.putProvider(ctx, view)); err != nil {
 			return err
 		}
 	}
@@ -174,6 +175,20 @@ func (s *session) apply(ctx context.Context, event protocol.Event) error {
 		}
 	}
 	return nil
+}
+
+// without leaves out a view that the API server refuses, for the sake of the others.
+func (s *session) without(id string, err error) error {
+	if refused(err) {
+		s.Log.Error(err, "A view cannot be written, and its cluster does not see it", "cluster", s.cluster, "role", s.role, "reservation", id)
+		return nil
+	}
+	return err
+}
+
+// refused reports whether the same write would fail again.
+func refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // say writes something about the session.

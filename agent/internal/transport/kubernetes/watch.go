@@ -20,6 +20,9 @@ import (
 	"github.com/spillway-dev/spillway/broker/protocol/objects"
 )
 
+// listedWithin is how long the broker may take to list the views before that is logged.
+const listedWithin = 30 * time.Second
+
 // Watch implements transport.Watcher. A session lasts until a watch of the API server ends, and the
 // next one begins with a Relist, as a stream does.
 func (c *Client) Watch(ctx context.Context, role protocol.Role, handle func(protocol.Event)) {
@@ -71,6 +74,8 @@ func (s *session) follow(ctx context.Context) error {
 	}
 	renewal := time.NewTicker(objects.RenewSeconds * time.Second)
 	defer renewal.Stop()
+	late := time.NewTimer(listedWithin)
+	defer late.Stop()
 	var changes <-chan watch.Event
 	for {
 		select {
@@ -78,6 +83,10 @@ func (s *session) follow(ctx context.Context) error {
 			return ctx.Err()
 		case <-renewal.C:
 			err = s.renew(ctx)
+		case <-late.C:
+			if s.listed == "" {
+				s.log.Info("The broker does not list what there is for this cluster: does it run with --broker-interface=kubernetes, and is the cluster approved?", "role", s.role, "namespace", s.namespace, "since", listedWithin)
+			}
 		case event, open := <-said.ResultChan():
 			var object *metav1.PartialObjectMetadata
 			if object, err = objectOf(event, open); err != nil || object == nil {
