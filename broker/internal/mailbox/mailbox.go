@@ -137,12 +137,16 @@ func (m *Mailbox) reconcile(ctx context.Context, kind string, key types.Namespac
 	if !ok {
 		return nil
 	}
+	if kind == kindAdvertisement && key.Name != cluster {
+		// A cluster has one.
+		return nil
+	}
 	carrier := object(kind, "", "")
 	if err := m.tenants.Get(ctx, key, carrier); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	annotations := carrier.GetAnnotations()
-	if kind == kindAdvertisement && key.Name == cluster {
+	if kind == kindAdvertisement {
 		for _, role := range []protocol.Role{protocol.RoleRequester, protocol.RoleProvider, ""} {
 			m.open(viewer{cluster, role}, annotations[objects.AnnotationSession(role)])
 		}

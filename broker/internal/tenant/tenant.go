@@ -30,8 +30,13 @@ import (
 const ServiceAccount = "spillway-tenant"
 
 // maxReservations is the maximum number of Reservations in a cluster's namespace, refused ones
-// included: the quota of the BrokerConfig decides how many the broker takes.
-const maxReservations = 5000
+// included: the quota of the BrokerConfig decides how many the broker takes. maxAdvertisements is
+// that of ClusterAdvertisements, of which it has one: of concurrent creations of that, each counts
+// until the quota is counted anew.
+const (
+	maxReservations   = 5000
+	maxAdvertisements = 10
+)
 
 // annotationRegistration of a namespace is the UID of the registration that it was made for. The
 // namespace of a registration that is gone is not that of the next cluster with the ID.
@@ -173,7 +178,10 @@ func (t *Tenants) ensure(ctx context.Context, cluster string, registration types
 			labels[objects.LabelTenant], labels[broker.LabelManagedBy] = cluster, broker.ManagedBySpillway
 			object.SetLabels(labels)
 			role.Rules = rules()
-			quota.Spec.Hard = corev1.ResourceList{corev1.ResourceName("count/reservations." + broker.Group): *resource.NewQuantity(maxReservations, resource.DecimalSI)}
+			quota.Spec.Hard = corev1.ResourceList{
+				corev1.ResourceName("count/reservations." + broker.Group):          *resource.NewQuantity(maxReservations, resource.DecimalSI),
+				corev1.ResourceName("count/clusteradvertisements." + broker.Group): *resource.NewQuantity(maxAdvertisements, resource.DecimalSI),
+			}
 			binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: ServiceAccount}
 			binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: meta.Namespace, Name: ServiceAccount}}
 			return nil

@@ -183,6 +183,10 @@ func TestAccess(t *testing.T) {
 			t.Errorf("rome can %s: %v", what, err)
 		}
 	}
+	expect.Eventually(t, "rome to have as many advertisements as it may", func() (bool, string) {
+		err := rome.Create(ctx, &broker.ClusterAdvertisement{ObjectMeta: metav1.ObjectMeta{Namespace: objects.Namespace("rome"), GenerateName: "more-"}, Spec: advertisementOf("", "rome").Spec})
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
+	})
 	expect.NoError(t, h.tenants.Admitted(ctx, "rome"))
 	expect.NoError(t, h.tenants.Admitted(ctx, "paris"))
 

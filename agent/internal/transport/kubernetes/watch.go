@@ -125,10 +125,16 @@ func objectOf(event watch.Event, open bool) (*metav1.PartialObjectMetadata, erro
 }
 
 // ensureAdvertisement creates the object of this cluster's sessions and calls, of which nothing is
-// advertised before the first call that says so.
+// advertised before the first call that says so. One that exists is not created again, which would
+// count for the namespace's quota.
 func (s *session) ensureAdvertisement(ctx context.Context) error {
 	object := &broker.ClusterAdvertisement{ObjectMeta: s.meta(s.cluster), Spec: broker.ClusterAdvertisementSpec{ClusterID: s.cluster, Timestamp: metav1.Now()}}
-	if err := s.api.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
+	existing := s.carrier(kindAdvertisement, s.cluster)
+	err := s.api.Get(ctx, client.ObjectKeyFromObject(existing), existing)
+	if apierrors.IsNotFound(err) {
+		err = s.api.Create(ctx, object)
+	}
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating the ClusterAdvertisement in namespace %s of the hub: %w", s.namespace, err)
 	}
 	return nil
