@@ -31,7 +31,7 @@ import (
 const madeWithin = time.Minute
 
 // Approve approves a cluster, unless an operator has revoked it. Without a key it gets an invitation
-// that nobody has: that it is approved is no reason for who has the shared token to join with its ID.
+// whose token does not exist: who has the shared token must not join with the ID.
 func Approve(ctx context.Context, hub client.Client, namespace, cluster string) error {
 	if !protocol.ValidClusterID(cluster) {
 		return fmt.Errorf("%q is not a cluster ID: it must have 1 to %d lower-case letters, digits and dashes, and must not begin or end with a dash", cluster, protocol.MaxClusterID)

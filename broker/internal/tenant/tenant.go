@@ -32,7 +32,7 @@ const ServiceAccount = "spillway-tenant"
 // maxReservations is the maximum number of Reservations in a cluster's namespace, refused ones
 // included: the quota of the BrokerConfig decides how many the broker takes. maxAdvertisements is
 // that of ClusterAdvertisements, of which it has one: of concurrent creations of that, each counts
-// until the quota is counted anew.
+// until the quota is counted again.
 const (
 	maxReservations   = 5000
 	maxAdvertisements = 10
