@@ -211,6 +211,9 @@ func (m *Mailbox) answer(ctx context.Context, cluster string, carrier *unstructu
 	if request.Method != http.MethodPost && request.Method != http.MethodDelete {
 		return refuse(protocol.CodeInvalid, "only POST and DELETE are calls of objects: what there is to read is in the objects")
 	}
+	if now := m.Clock.Now(); now.After(request.Expires) {
+		return refuse(protocol.CodeUnavailable, fmt.Sprintf("the request expired at %s, and the broker's clock says %s: make it again, with a clock that is right", request.Expires.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)))
+	}
 	body, err := bodyOf(carrier, request)
 	if err != nil {
 		return refuse(protocol.CodeInvalid, err.Error())

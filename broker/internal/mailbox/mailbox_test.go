@@ -70,7 +70,7 @@ func TestStreamIsNewer(t *testing.T) {
 			carrier := object(kindReservation, objects.Namespace("rome"), "one")
 			carrier.Object["spec"] = map[string]any{}
 			expect.NoError(t, m.api.Create(t.Context(), carrier.DeepCopy()))
-			answer, err := m.answer(t.Context(), "rome", carrier, objects.Request{ID: "1", Method: http.MethodPost, Path: protocol.PathReservations, Body: []byte("{}")})
+			answer, err := m.answer(t.Context(), "rome", carrier, objects.Request{ID: "1", Expires: time.Now().Add(time.Hour), Method: http.MethodPost, Path: protocol.PathReservations, Body: []byte("{}")})
 			if expect.NoError(t, err); answer.Error != nil {
 				t.Fatal(answer.Error)
 			}
@@ -101,7 +101,7 @@ func TestCallAboutNothing(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(protocol.Error{Code: code})
 		}, interceptor.Funcs{})
 		m.tenants = live{api: m.api}
-		request, err := json.Marshal(objects.Request{ID: "1", Method: http.MethodPost, Path: protocol.PathReservations + "/one/renew?role=requester"})
+		request, err := json.Marshal(objects.Request{ID: "1", Expires: time.Now().Add(time.Hour), Method: http.MethodPost, Path: protocol.PathReservations + "/one/renew?role=requester"})
 		expect.NoError(t, err)
 		carrier := object(kindReservation, objects.Namespace("rome"), "one")
 		carrier.SetAnnotations(map[string]string{objects.AnnotationRequest: string(request)})
@@ -136,5 +136,15 @@ func TestViewThatCannotBeWritten(t *testing.T) {
 	expect.NoError(t, m.api.Get(t.Context(), client.ObjectKeyFromObject(advertisement), advertisement))
 	if listed := advertisement.Annotations[objects.AnnotationListed(protocol.RoleRequester)]; listed != objects.Session("mine", "first") {
 		t.Errorf("listed: %q", listed)
+	}
+}
+
+// TestLateRequest: what an agent does not wait for any more is not done.
+func TestLateRequest(t *testing.T) {
+	m := newMailbox(t, func(http.ResponseWriter, *http.Request) { t.Error("it was called") }, interceptor.Funcs{})
+	request := objects.Request{ID: "1", Expires: time.Now().Add(-time.Second), Method: http.MethodDelete, Path: protocol.PathReservations + "/one"}
+	answer, err := m.answer(t.Context(), "rome", object(kindReservation, objects.Namespace("rome"), "one"), request)
+	if err != nil || answer.ID != "1" || answer.Error == nil || answer.Error.Code != protocol.CodeUnavailable {
+		t.Errorf("%+v, %v", answer, err)
 	}
 }

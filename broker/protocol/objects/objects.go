@@ -73,6 +73,9 @@ type Request struct {
 	// ID of the request, to which the answer refers, and the version of the protocol.
 	ID      string `json:"id"`
 	Version string `json:"version"`
+	// Expires is a while after the agent has stopped to wait for the answer: a broker that starts
+	// later must not make the call.
+	Expires time.Time `json:"expires"`
 
 	Method string          `json:"method"`
 	Path   string          `json:"path"`

@@ -29,6 +29,8 @@ import (
 const (
 	// answerTimeout is how long the broker may take to answer.
 	answerTimeout = 10 * time.Second
+	// clockSkew is how much the clocks of the agent and the broker may differ.
+	clockSkew = time.Minute
 	// fieldOwner applies the specs.
 	fieldOwner = client.FieldOwner("spillway-agent")
 )
@@ -153,7 +155,7 @@ func (c *Client) call(ctx context.Context, object client.Object, kind, method, p
 	defer func() { _ = c.calling.UnlockKey(of) }()
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	request := objects.Request{ID: string(uuid.NewUUID()), Version: protocol.Version, Method: method, Path: path}
+	request := objects.Request{ID: string(uuid.NewUUID()), Version: protocol.Version, Expires: time.Now().Add(answerTimeout + clockSkew), Method: method, Path: path}
 	var err error
 	if body != nil {
 		if request.Body, err = json.Marshal(body); err != nil {
