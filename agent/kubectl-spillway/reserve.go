@@ -170,7 +170,8 @@ func (o *options) await(ctx context.Context, out io.Writer, c client.Client, r *
 		if ended {
 			return false, errNo
 		}
-		return ready != nil && ready.Status == metav1.ConditionTrue, nil
+		// The broker hears last that it can be used, and says the phase.
+		return ready != nil && ready.Status == metav1.ConditionTrue && status.Phase == broker.ReservationActive, nil
 	})
 	if err == nil && !done {
 		fmt.Fprintf(out, "It cannot be used after %s: kubectl spillway explain -n %s reservation/%s\n", atMost, r.Namespace, r.Name)

@@ -45,20 +45,20 @@ func TestTop(t *testing.T) {
 
 // screen is what a terminal has been sent.
 type screen struct {
-	mu sync.Mutex
-	bytes.Buffer
+	mu   sync.Mutex
+	sent bytes.Buffer
 }
 
 func (s *screen) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.Buffer.Write(p)
+	return s.sent.Write(p)
 }
 
 func (s *screen) shows(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return strings.Contains(s.String(), text)
+	return strings.Contains(s.sent.String(), text)
 }
 
 // TestTopDraws: it draws what has changed, and ends with q, or with the context.
