@@ -25,6 +25,8 @@ func columns(e *env) {
 	p.answer("paris", "rome-1", true, "")
 	e.expectLine("rome-1", "Wanted=15 pods, Granted=10 pods, Where=paris, Price/H=0.10 EUR, Queue=, State=WaitingForProvider, Age=")
 	p.answer("berlin", "rome-1", true, "")
+	// What a consumer says of a grant before it is written is not of that grant.
+	e.expectLine("rome-1", "Granted=15 pods, Where=berlin, paris, Price/H=0.10 EUR + unknown, Queue=, State=WaitingForVirtualNode, Age=")
 	p.use("rome-1", "berlin", "paris")
 	e.expectLine("rome-1", "Wanted=15 pods, Granted=15 pods, Where=berlin, paris, Price/H=0.10 EUR + unknown, Queue=, State=Ready, Age=")
 
