@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/top/terminal"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/text"
 )
@@ -38,6 +40,8 @@ var errNo = errors.New("no")
 
 // requestTimeout bounds each request unless --request-timeout is set.
 const requestTimeout = 30 * time.Second
+
+func init() { terminal.Restore() }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -104,7 +108,10 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
+			if err := checkDurations(command.Flags()); err != nil {
+				return err
+			}
 			switch o.output {
 			case "", outputWide, outputJSON, outputYAML:
 				return nil
@@ -124,6 +131,16 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer.`,
 	command.AddCommand(newExplain(o), newWhatIf(o), newTop(o), newUsage(o), newStatus(o), newClusters(o), newCheck(o),
 		newReserve(o), newRelease(o), newCordon(o), newUncordon(o), newDrain(o))
 	return command
+}
+
+// checkDurations refuses a duration that is not above 0: a wait that is over at once is a mistake.
+func checkDurations(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		if parsed, _ := time.ParseDuration(f.Value.String()); f.Value.Type() == "duration" && parsed <= 0 {
+			err = fmt.Errorf("--%s=%s must be above 0, such as 5m", f.Name, f.Value)
+		}
+	})
+	return err
 }
 
 // namespace is that of the flag or the context.

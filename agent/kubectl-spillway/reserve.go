@@ -69,7 +69,7 @@ With --pods, the amounts are those of each pod; otherwise they are a total, whic
 				progress = o.ErrOut
 			}
 			if !object || waits {
-				fmt.Fprintf(progress, "Reservation %s/%s created\n", namespace, r.Name)
+				fmt.Fprintf(progress, "Reservation %s/%s created%s\n", namespace, r.Name, map[bool]string{true: " (dry run)"}[w.dryRun])
 			}
 			if waits {
 				err = o.await(command.Context(), progress, c, r, w.wait)
@@ -116,6 +116,9 @@ func (w *wanted) reservation(namespace, name string) (*broker.Reservation, error
 	}
 	if len(list) == 0 {
 		return nil, errors.New("set at least one of --cpu, --memory and --gpu")
+	}
+	if w.pods < 0 {
+		return nil, fmt.Errorf("--pods=%d must be 1 or more, or 0 for a total", w.pods)
 	}
 	r := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: broker.ReservationSpec{TargetClusterID: w.cluster}}
 	r.SetGroupVersionKind(broker.GroupVersion.WithKind("Reservation"))

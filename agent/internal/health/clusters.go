@@ -154,18 +154,28 @@ func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 // Prices are sums of prices per hour, by currency.
 type Prices map[string]*big.Rat
 
-// Add adds a price such as "0.25 EUR". What is none does not count.
+// Add adds a price such as "0.25 EUR". What is none is not known.
 func (p Prices) Add(price string) {
 	amount, currency, _ := strings.Cut(price, " ")
 	if figure, ok := new(big.Rat).SetString(amount); ok && len(amount) < 40 {
 		p[currency] = figure.Add(figure, cmp.Or(p[currency], new(big.Rat)))
+	} else {
+		p[unknownPrice] = nil
 	}
 }
+
+// unknownPrice is the currency of what has no price.
+const unknownPrice = ""
 
 func (p Prices) String() string {
 	var all []string
 	for _, currency := range slices.Sorted(maps.Keys(p)) {
-		all = append(all, p[currency].FloatString(2)+" "+currency+"/h")
+		if currency != unknownPrice {
+			all = append(all, p[currency].FloatString(2)+" "+currency+"/h")
+		}
+	}
+	if _, partly := p[unknownPrice]; partly && len(all) > 0 {
+		all = append(all, "+ unknown")
 	}
 	return strings.Join(all, " ")
 }

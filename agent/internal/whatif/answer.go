@@ -79,7 +79,7 @@ func asked(status *broker.ReservationStatus) string {
 		prices.Add(allocation.PricePerHour)
 	}
 	words := strings.Join(clusters, ", ") + " would be asked for all of it"
-	if len(prices) > 0 {
+	if prices.String() != "" {
 		words += ", at " + prices.String()
 	}
 	return words + "."
