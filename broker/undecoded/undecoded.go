@@ -309,9 +309,12 @@ func (s *source) WatchWithContext(ctx context.Context, options metav1.ListOption
 	if err != nil {
 		return events, err
 	}
+	ended := false
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
 		object, ok := event.Object.(client.Object)
 		switch {
+		case ended: // nobody reads on after an error: the informer lists, and this is older
+			return event, false
 		case !ok: // an error
 		case event.Type == watch.Bookmark:
 			if object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
@@ -322,6 +325,7 @@ func (s *source) WatchWithContext(ctx context.Context, options metav1.ListOption
 		default:
 			if u, unusable := check(event.Object); unusable {
 				status := apierrors.NewInternalError(fmt.Errorf("%s %s: %s", s.kind, u.Name, u.Message)).Status()
+				ended = true
 				return watch.Event{Type: watch.Error, Object: &status}, true
 			}
 			s.objects.forget(s, object.GetUID())

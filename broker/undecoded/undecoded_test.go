@@ -8,10 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	clientevents "k8s.io/client-go/tools/events"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -180,6 +183,52 @@ func TestObjects(t *testing.T) {
 	expect.NoError(t, informers.List(t.Context(), &policies))
 	if len(policies.Items) != 2 {
 		t.Errorf("have %d policies, want good and label", len(policies.Items))
+	}
+}
+
+// streams are lists and watches of OverflowPolicies, which the test answers. A watch goes on after
+// it was stopped, as one does whose next event was read before.
+type streams struct {
+	watches chan chan watch.Event
+	lists   chan *broker.OverflowPolicyList
+}
+
+type stream chan watch.Event
+
+func (s stream) ResultChan() <-chan watch.Event { return s }
+func (stream) Stop()                            {}
+
+func (s *streams) List(metav1.ListOptions) (runtime.Object, error) { return <-s.lists, nil }
+
+func (s *streams) Watch(metav1.ListOptions) (watch.Interface, error) {
+	events := make(chan watch.Event)
+	s.watches <- events
+	return stream(events), nil
+}
+
+// TestEndedWatch: what a watch brings after it ended with an object that cannot be used does not
+// undo the list that followed it.
+func TestEndedWatch(t *testing.T) {
+	unusable := broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{Name: "label", UID: "u", ResourceVersion: "5"}, Spec: broker.OverflowPolicySpec{
+		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"team": "a b"}},
+	}}
+	objects := undecoded.New(logr.Discard(), undecoded.NewGauge("test"), testclock.NewFakeClock(time.Now()))
+	from := &streams{watches: make(chan chan watch.Event), lists: make(chan *broker.OverflowPolicyList)}
+	go objects.NewInformer(from, &broker.OverflowPolicy{}, 0, nil).RunWithContext(t.Context())
+
+	ended := <-from.watches // of the initial events
+	ended <- watch.Event{Type: watch.Added, Object: unusable.DeepCopy()}
+	from.lists <- &broker.OverflowPolicyList{ListMeta: metav1.ListMeta{ResourceVersion: "6"}, Items: []broker.OverflowPolicy{unusable}}
+	<-from.watches // from the list on: it has been taken
+	bookmark := &broker.OverflowPolicy{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "6", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
+	ended <- watch.Event{Type: watch.Bookmark, Object: bookmark}
+	select {
+	case ended <- watch.Event{Type: watch.Bookmark, Object: bookmark}: // the one before has been looked at
+	case <-time.After(10 * time.Second):
+		t.Error("nobody reads what the watch still brings: a goroutine stays")
+	}
+	if have := namesOf(objects); !slices.Equal(have, []string{"label"}) {
+		t.Errorf("have %v, want label", have)
 	}
 }
 
