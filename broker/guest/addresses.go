@@ -1,10 +1,13 @@
 package guest
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // perHost are global addresses that mean another host, or a service of the cloud for it, on each
@@ -40,23 +43,25 @@ func ParseNetworks(text string) ([]netip.Prefix, error) {
 	return networks, nil
 }
 
-// Addresses returns the first address of each IP family among those that a provider reports
-// for a guest or its node. Services of the consumer send traffic to them: they count only in the
-// networks of the provider's pods, and not if they mean another host on each node.
-func Addresses(reported []string, networks []netip.Prefix) []string {
+// Addresses returns, of what a provider reports of a guest's addresses, the first one of each IP
+// family: the first of these by itself, and all. Services of the consumer send traffic to them: they
+// count only in the networks of the provider's pods, and not if they mean another host on each node.
+func Addresses(reported string, more []corev1.PodIP, networks []netip.Prefix) (first string, all []corev1.PodIP) {
+	if len(more) == 0 {
+		more = []corev1.PodIP{{IP: reported}}
+	}
 	contains := func(ip netip.Addr) func(netip.Prefix) bool {
 		return func(n netip.Prefix) bool { return n.Contains(ip) }
 	}
-	var out []string
 	families := map[bool]bool{}
-	for _, text := range reported {
-		ip, err := netip.ParseAddr(text)
+	for _, of := range more {
+		ip, err := netip.ParseAddr(of.IP)
 		if err != nil || ip.Zone() != "" || ip.Is4In6() || !ip.IsGlobalUnicast() || families[ip.Is4()] ||
 			!slices.ContainsFunc(networks, contains(ip)) || slices.ContainsFunc(perHost, contains(ip)) {
 			continue
 		}
 		families[ip.Is4()] = true
-		out = append(out, ip.String())
+		first, all = cmp.Or(first, ip.String()), append(all, corev1.PodIP{IP: ip.String()})
 	}
-	return out
+	return first, all
 }

@@ -32,7 +32,7 @@ func Status(pod, of *corev1.Pod, networks ...netip.Prefix) corev1.PodStatus {
 	status := *pod.Status.DeepCopy()
 	status.Phase, status.Reason, status.Message = phase(from.Phase), text(from.Reason), text(from.Message)
 	status.StartTime = startTime(pod, from.StartTime)
-	status.PodIP, status.PodIPs = addresses(from, networks)
+	status.PodIP, status.PodIPs = guest.Addresses(from.PodIP, from.PodIPs, networks)
 	// That of the provider's node means nothing here.
 	status.HostIP, status.HostIPs = "", nil
 	status.ContainerStatuses = containerStatuses(from.ContainerStatuses, pod.Spec.Containers)
@@ -161,24 +161,6 @@ func state(from corev1.ContainerState) (out corev1.ContainerState) {
 		}
 	}
 	return out
-}
-
-// addresses returns guest.Addresses of what is reported: the first one by itself, and all of them.
-func addresses(from *corev1.PodStatus, networks []netip.Prefix) (first string, all []corev1.PodIP) {
-	reported := []string{from.PodIP}
-	if len(from.PodIPs) > 0 {
-		reported = nil
-	}
-	for _, ip := range from.PodIPs {
-		reported = append(reported, ip.IP)
-	}
-	for _, ip := range guest.Addresses(reported, networks) {
-		all = append(all, corev1.PodIP{IP: ip})
-	}
-	if len(all) == 0 {
-		return "", nil
-	}
-	return all[0].IP, all
 }
 
 // withReadinessGates returns the guest's condition Ready combined with the

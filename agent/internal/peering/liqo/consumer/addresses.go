@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/liqotech/liqo/pkg/consts"
+	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -174,98 +176,53 @@ func addressesHandler(networksOf func(virtualNode string) (networks []netip.Pref
 		if request.Kind.Kind != "Pod" || request.SubResource != "status" {
 			return admission.Allowed("")
 		}
-		changed, err := changeAddresses(request.Object.Raw, networksOf)
-		if err == nil {
-			changed, err = keepOverflow(request.OldObject.Raw, changed)
-		}
+		corrections, err := correct(request.OldObject.Raw, request.Object.Raw, networksOf)
 		if err != nil {
 			log.FromContext(ctx).Info("Cannot decode the status of a pod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
 			return admission.Allowed("")
 		}
-		return admission.PatchResponseFromRaw(request.Object.Raw, changed)
+		return admission.Patched("", corrections...)
 	})}).WithRecoverPanic(false)
 }
 
-// keepOverflow leaves an encoded pod the condition of this cluster's scheduler that it had: Liqo
-// replaces the status by the provider's, which says nothing of it, or what it likes.
-func keepOverflow(before, raw []byte) ([]byte, error) {
-	type conditions struct {
-		Status struct{ Conditions []json.RawMessage } // JSON names in any case
+// reportedPod is what is read of an encoded pod, of which only this is changed.
+type reportedPod struct {
+	Spec struct {
+		NodeName string `json:"nodeName"`
+	} `json:"spec"`
+	Status struct {
+		PodIP      string            `json:"podIP"`
+		PodIPs     []corev1.PodIP    `json:"podIPs"`
+		Conditions []json.RawMessage `json:"conditions"`
+	} `json:"status"`
+}
+
+// correct leaves a pod the addresses that a guest can have, and the condition of this cluster's
+// scheduler that it had: Liqo replaces the status by the provider's, which says nothing of it, or
+// what it likes.
+func correct(before, reported []byte, networksOf func(virtualNode string) ([]netip.Prefix, bool)) (corrections []jsonpatch.Operation, err error) {
+	var had, has reportedPod
+	if err := errors.Join(utiljson.Unmarshal(before, &had), utiljson.Unmarshal(reported, &has)); err != nil {
+		return nil, err
+	}
+	set := func(field string, value any) {
+		corrections = append(corrections, jsonpatch.NewOperation("add", "/status/"+field, value))
+	}
+	if networks, known := networksOf(has.Spec.NodeName); known {
+		first, all := guest.Addresses(has.Status.PodIP, has.Status.PodIPs, networks)
+		if first != has.Status.PodIP || !slices.Equal(all, has.Status.PodIPs) {
+			set("podIP", first)
+			set("podIPs", append([]corev1.PodIP{}, all...))
+		}
 	}
 	own := func(condition json.RawMessage) bool {
 		var c corev1.PodCondition
-		return json.Unmarshal(condition, &c) == nil && c.Type == broker.PodOverflow
+		return utiljson.Unmarshal(condition, &c) == nil && c.Type == broker.PodOverflow
 	}
-	var had, has conditions
-	if err := errors.Join(json.Unmarshal(before, &had), json.Unmarshal(raw, &has)); err != nil {
-		return nil, err
+	others := slices.DeleteFunc(slices.Clone(has.Status.Conditions), own)
+	kept := slices.DeleteFunc(had.Status.Conditions, func(c json.RawMessage) bool { return !own(c) })
+	if len(kept) > 0 || len(others) < len(has.Status.Conditions) {
+		set("conditions", slices.Concat([]json.RawMessage{}, others, kept))
 	}
-	kept := slices.DeleteFunc(has.Status.Conditions, own)
-	for _, condition := range had.Status.Conditions {
-		if own(condition) {
-			kept = append(kept, condition)
-		}
-	}
-	var pod, status map[string]json.RawMessage
-	err := errors.Join(json.Unmarshal(raw, &pod), json.Unmarshal(pod["status"], &status))
-	if err != nil || status == nil {
-		return raw, err
-	}
-	if status["conditions"], err = json.Marshal(kept); err != nil {
-		return nil, err
-	}
-	if pod["status"], err = json.Marshal(status); err != nil {
-		return nil, err
-	}
-	return json.Marshal(pod)
-}
-
-// changeAddresses leaves an encoded pod the addresses that a guest can have, and changes
-// nothing else of it.
-func changeAddresses(raw []byte, networksOf func(virtualNode string) ([]netip.Prefix, bool)) ([]byte, error) {
-	var pod, status map[string]json.RawMessage
-	var reported corev1.PodStatus
-	var spec struct {
-		NodeName string `json:"nodeName"`
-	}
-	if err := json.Unmarshal(raw, &pod); err != nil {
-		return nil, err
-	}
-	for part, into := range map[string][]any{"status": {&status, &reported}, "spec": {&spec}} {
-		for _, into := range into {
-			if err := json.Unmarshal(pod[part], into); err != nil {
-				return nil, fmt.Errorf("%s: %w", part, err)
-			}
-		}
-	}
-	networks, known := networksOf(spec.NodeName)
-	if !known {
-		return raw, nil
-	}
-	all := []string{reported.PodIP}
-	if len(reported.PodIPs) > 0 {
-		all = nil
-	}
-	for _, p := range reported.PodIPs {
-		all = append(all, p.IP)
-	}
-	delete(status, "podIP")
-	delete(status, "podIPs")
-	var kept []corev1.PodIP
-	for _, ip := range guest.Addresses(all, networks) {
-		kept = append(kept, corev1.PodIP{IP: ip})
-	}
-	var err error
-	if len(kept) > 0 {
-		if status["podIP"], err = json.Marshal(kept[0].IP); err != nil {
-			return nil, err
-		}
-		if status["podIPs"], err = json.Marshal(kept); err != nil {
-			return nil, err
-		}
-	}
-	if pod["status"], err = json.Marshal(status); err != nil {
-		return nil, err
-	}
-	return json.Marshal(pod)
+	return corrections, nil
 }

@@ -1,14 +1,16 @@
 package consumer
 
 import (
+	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 
-	corev1 "k8s.io/api/core/v1"
-
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // FuzzAddresses leaves arbitrary pods the addresses in the networks of their node's guests.
@@ -19,13 +21,21 @@ func FuzzAddresses(f *testing.F) {
 	}
 	network := netip.MustParsePrefix("10.1.0.0/16")
 	f.Fuzz(func(t *testing.T, object []byte) {
-		changed, err := changeAddresses(object, func(string) ([]netip.Prefix, bool) { return []netip.Prefix{network}, true })
-		if err != nil {
+		before := []byte(`{"status":{"conditions":[{"type":"broker.fluidos.eu/Overflow","status":"True","reason":"Overflowed"}]}}`)
+		corrections, err := correct(before, object, func(string) ([]netip.Prefix, bool) { return []netip.Prefix{network}, true })
+		var patched map[string]any
+		if err != nil || utiljson.Unmarshal(object, &patched) != nil {
 			return
 		}
-		if changed, err = keepOverflow([]byte(`{"status":{"conditions":[{"type":"broker.fluidos.eu/Overflow","status":"True","reason":"Overflowed"}]}}`), changed); err != nil {
-			return
+		status, _ := patched["status"].(map[string]any)
+		if status == nil {
+			return // that of a pod from the API server is there
 		}
+		for _, c := range corrections {
+			status[strings.TrimPrefix(c.Path, "/status/")] = c.Value
+		}
+		changed, err := json.Marshal(patched)
+		expect.NoError(t, err)
 		var pod corev1.Pod
 		if utiljson.Unmarshal(changed, &pod) != nil {
 			return // the API server refuses it

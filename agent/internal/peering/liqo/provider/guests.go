@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -34,15 +37,12 @@ func guestsHandler(handOver bool) http.Handler {
 		if request.Kind.Kind != kindShadowPod {
 			return admission.Allowed("")
 		}
-		changed, err := makeEvictable(request.Object.Raw)
-		if err == nil && request.Operation == admissionv1.Create {
-			changed, err = changeShadowPod(changed, func(pod *corev1.PodSpec) { makeGuest(pod, handOver) })
-		}
+		operations, err := changes(request.Object.Raw, request.Operation == admissionv1.Create, handOver)
 		if err != nil {
 			log.FromContext(ctx).Info("Cannot decode ShadowPod; it stays as it is", "namespace", request.Namespace, "name", request.Name, "reason", err.Error())
 			return admission.Allowed("")
 		}
-		return admission.PatchResponseFromRaw(request.Object.Raw, changed)
+		return admission.Patched("", operations...)
 	})}).WithRecoverPanic(false)
 }
 
@@ -62,61 +62,34 @@ func makeGuest(pod *corev1.PodSpec, handOver bool) {
 	guest.BoundMemory(pod)
 }
 
-// makeEvictable lets the cluster autoscaler evict the pod of an encoded ShadowPod whose
-// annotation forbids that.
-func makeEvictable(raw []byte) ([]byte, error) {
-	var shadow, meta map[string]json.RawMessage
-	var annotations map[string]string
-	if err := json.Unmarshal(raw, &shadow); err != nil {
+// changes makes a guest of the pod of an encoded ShadowPod that is created, and lets the cluster
+// autoscaler evict that of one whose annotation forbids that. Nothing else of it changes.
+func changes(raw []byte, created, handOver bool) (operations []jsonpatch.Operation, err error) {
+	var shadow struct {
+		Metadata struct {
+			Annotations map[string]string `json:"annotations"`
+		} `json:"metadata"`
+		Spec struct {
+			Pod json.RawMessage `json:"pod"`
+		} `json:"spec"`
+	}
+	if err := utiljson.Unmarshal(raw, &shadow); err != nil {
 		return nil, err
 	}
-	if raw := shadow["metadata"]; raw != nil {
-		if err := json.Unmarshal(raw, &meta); err != nil {
-			return nil, fmt.Errorf("metadata: %w", err)
-		}
+	if value, set := shadow.Metadata.Annotations[guest.AnnotationEvict]; set && value != "true" {
+		path := "/metadata/annotations/" + strings.ReplaceAll(guest.AnnotationEvict, "/", "~1")
+		operations = append(operations, jsonpatch.NewOperation("add", path, "true"))
 	}
-	if raw := meta["annotations"]; raw != nil {
-		if err := json.Unmarshal(raw, &annotations); err != nil {
-			return nil, fmt.Errorf("metadata.annotations: %w", err)
-		}
+	if !created {
+		return operations, nil
 	}
-	if value, ok := annotations[guest.AnnotationEvict]; !ok || value == "true" {
-		return raw, nil
-	}
-	annotations[guest.AnnotationEvict] = "true"
-	var err error
-	if meta["annotations"], err = json.Marshal(annotations); err != nil {
-		return nil, err
-	}
-	if shadow["metadata"], err = json.Marshal(meta); err != nil {
-		return nil, err
-	}
-	return json.Marshal(shadow)
-}
-
-// changeShadowPod changes the pod of an encoded ShadowPod, and nothing else of it.
-func changeShadowPod(raw []byte, change func(*corev1.PodSpec)) ([]byte, error) {
-	var shadow, spec map[string]json.RawMessage
 	var pod *corev1.PodSpec
-	if err := json.Unmarshal(raw, &shadow); err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(shadow["spec"], &spec); err != nil {
-		return nil, fmt.Errorf("spec: %w", err)
-	}
-	if err := json.Unmarshal(spec["pod"], &pod); err != nil {
+	if err := utiljson.Unmarshal(shadow.Spec.Pod, &pod); err != nil {
 		return nil, fmt.Errorf("spec.pod: %w", err)
 	}
 	if pod == nil {
 		return nil, errors.New("it has no pod")
 	}
-	change(pod)
-	var err error
-	if spec["pod"], err = json.Marshal(pod); err != nil {
-		return nil, err
-	}
-	if shadow["spec"], err = json.Marshal(spec); err != nil {
-		return nil, err
-	}
-	return json.Marshal(shadow)
+	makeGuest(pod, handOver)
+	return append(operations, jsonpatch.NewOperation("add", "/spec/pod", pod)), nil
 }
