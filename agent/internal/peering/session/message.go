@@ -11,6 +11,8 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/spillway-dev/spillway/broker/events"
 )
 
@@ -210,10 +212,8 @@ func decodeStrict(raw []byte, into any) bool {
 	return errors.Is(err, io.EOF)
 }
 
-var namespacePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
 // IsNamespace reports whether text can be the name of a namespace.
-func IsNamespace(text string) bool { return namespacePattern.MatchString(text) }
+func IsNamespace(text string) bool { return len(validation.IsDNS1123Label(text)) == 0 }
 
 // IsURL reports whether text is a URL of one of the schemes, with a host, without
 // credentials and of bounded length.

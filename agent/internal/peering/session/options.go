@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
 // Options that the Driver and the Provider of every driver have. Client and
@@ -60,17 +60,11 @@ func (o *Options) Complete() error {
 	return nil
 }
 
-// maxClusterID keeps the names that contain a cluster ID valid labels and common
-// names.
-const maxClusterID = 40
-
-var clusterIDPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
-
 // ValidateClusterID checks a cluster ID of a peer. It becomes part of the names of
 // objects, users and groups.
 func ValidateClusterID(id string) error {
-	if len(id) > maxClusterID || !clusterIDPattern.MatchString(id) {
-		return fmt.Errorf("cluster ID %q is not a lower-case DNS label of at most %d characters", id, maxClusterID)
+	if !protocol.ValidClusterID(id) {
+		return fmt.Errorf("cluster ID %q is not a lower-case DNS label of at most %d characters", id, protocol.MaxClusterID)
 	}
 	return nil
 }
