@@ -193,18 +193,7 @@ func (p *Provider) ensureSettings(ctx context.Context, namespace *corev1.Namespa
 
 // ensureAgentAccess binds this agent's role in a namespace for guests.
 func (p *Provider) ensureAgentAccess(ctx context.Context, namespace *corev1.Namespace) error {
-	if p.AgentRole == "" {
-		return nil
-	}
-	binding := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "spillway-agent", Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: p.AgentRole},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: p.ServiceAccount.Namespace, Name: p.ServiceAccount.Name}},
-	}
-	if err := p.Client.Create(ctx, binding); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("binding role %s in namespace %s: %w", p.AgentRole, namespace.Name, err)
-	}
-	return nil
+	return p.BindRole(ctx, p.AgentRole, metav1.ObjectMeta{Namespace: namespace.Name, Name: "spillway-agent", Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])})
 }
 
 // baseSources and sourcesPerPod bound how many ConfigMaps, and how many Secrets, a
@@ -282,33 +271,23 @@ func (p *Provider) ensureQuota(ctx context.Context, consumer string) (peering.Pr
 	return progress, nil
 }
 
-// confined is a namespace for guests with what limits them in it.
-func (p *Provider) confined(namespace *corev1.Namespace) confine.Namespace {
-	return confine.Namespace{Client: p.Client, Name: namespace.Name, Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])}
-}
-
-// ensureNetworkPolicies denies guests all traffic but that with the networks of the
-// options.
-func (p *Provider) ensureNetworkPolicies(ctx context.Context, namespace *corev1.Namespace) error {
-	return p.confined(namespace).EnsureNetworkPolicies(ctx, p.Networks)
-}
-
-// ensureLimits gives a container that another admission plugin of this cluster adds to
-// a guest what the quota requires of each: requests and a memory limit.
-func (p *Provider) ensureLimits(ctx context.Context, namespace *corev1.Namespace) error {
-	return p.confined(namespace).EnsureLimits(ctx, *resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI))
-}
-
-// ensureAccount creates the ServiceAccount of a consumer's tokens.
-func (p *Provider) ensureAccount(ctx context.Context, namespace *corev1.Namespace) error {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
-	return p.confined(namespace).Ensure(ctx, account, func() { account.AutomountServiceAccountToken = ptr.To(false) })
-}
-
-// ensureGuestAccess lets that ServiceAccount run pods.
+// ensureGuestAccess limits guests to the networks of the options, and what another admission plugin of
+// this cluster adds to them to what the quota requires of each container. Then it lets the
+// ServiceAccount of the consumer's tokens run pods.
 func (p *Provider) ensureGuestAccess(ctx context.Context, namespace *corev1.Namespace) error {
+	confined := confine.Namespace{Client: p.Client, Name: namespace.Name, Labels: guestLabels(namespace.Labels[broker.LabelGuestsOf])}
+	if err := confined.EnsureNetworkPolicies(ctx, p.Networks); err != nil {
+		return err
+	}
+	if err := confined.EnsureLimits(ctx, *resource.NewQuantity(placement.MemoryPerPod, resource.BinarySI)); err != nil {
+		return err
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
+	if err := confined.Ensure(ctx, account, func() { account.AutomountServiceAccountToken = ptr.To(false) }); err != nil {
+		return err
+	}
 	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: guestAccount}}
-	return p.confined(namespace).Ensure(ctx, binding, func() {
+	return confined.Ensure(ctx, binding, func() {
 		binding.RoleRef = rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: guestRole}
 		binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace.Name, Name: guestAccount}}
 	})

@@ -104,10 +104,8 @@ func (p *Provider) answer(ctx context.Context, consumer string, _ int64, hello *
 	if !done {
 		return refuse(session.ReasonNotReady, quota.Message)
 	}
-	for _, ensure := range []func(context.Context, *corev1.Namespace) error{p.ensureNetworkPolicies, p.ensureLimits, p.ensureAccount, p.ensureGuestAccess} {
-		if err := ensure(ctx, namespace); err != nil {
-			return nil, err
-		}
+	if err := p.ensureGuestAccess(ctx, namespace); err != nil {
+		return nil, err
 	}
 	return p.grant(ctx, consumer, namespace.Name, ca)
 }

@@ -13,7 +13,6 @@ import (
 	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -104,22 +103,6 @@ func (o *Options) prepare(ctx context.Context, namespace *corev1.Namespace) erro
 		return fmt.Errorf("closing the virtual kubelets' port in namespace %s: %w", namespace.Name, err)
 	}
 	o.prepared.Store(namespace.UID, now)
-	return nil
-}
-
-// BindRole binds a ClusterRole to this agent in a namespace, and nothing if it has no name.
-func (o *Options) BindRole(ctx context.Context, role string, binding metav1.ObjectMeta) error {
-	if role == "" {
-		return nil
-	}
-	err := o.Client.Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: binding,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: o.ServiceAccount.Namespace, Name: o.ServiceAccount.Name}},
-	})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("binding role %s in namespace %s: %w", role, binding.Namespace, err)
-	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,6 +51,22 @@ func Refused(err error) bool {
 	}
 	code := status.Status().Code
 	return code >= 400 && code < 500
+}
+
+// BindRole binds a ClusterRole to this agent in a namespace, and nothing if it has no name.
+func (o *Options) BindRole(ctx context.Context, role string, binding metav1.ObjectMeta) error {
+	if role == "" {
+		return nil
+	}
+	err := o.Client.Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: binding,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: o.ServiceAccount.Namespace, Name: o.ServiceAccount.Name}},
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("binding role %s in namespace %s: %w", role, binding.Namespace, err)
+	}
+	return nil
 }
 
 // IsManaged reports whether Spillway made an object.
