@@ -66,10 +66,8 @@ type Reconciler struct {
 	// priceChanges are the prices that events have reported, by the name of the
 	// Reservation and the cluster.
 	priceChanges map[string]map[string]string
-	// impossible are the Reservations to try again when the clusters change, lastImpossible
-	// the last one that was.
-	impossible     map[string]bool
-	lastImpossible string
+	// impossible are the Reservations to try again when the clusters change.
+	impossible map[string]bool
 }
 
 // History keeps what has ended.

@@ -79,21 +79,13 @@ func (r *Reconciler) rememberImpossible(name string, impossible bool) {
 }
 
 // impossibleNames lists up to maxRetried of the Reservations that rememberImpossible has
-// recorded: those after the last one that an earlier call has listed, so that each gets its
-// turn. All are tried again after a while.
+// recorded, others each time. All are tried again after a while.
 func (r *Reconciler) impossibleNames() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	sorted := slices.Sorted(maps.Keys(r.impossible))
-	if len(sorted) <= maxRetried {
-		return sorted
-	}
-	at, found := slices.BinarySearch(sorted, r.lastImpossible)
-	if found {
-		at++
-	}
-	names := slices.Concat(sorted[at:], sorted[:at])[:maxRetried]
-	r.lastImpossible = names[maxRetried-1]
+	names := slices.Collect(maps.Keys(r.impossible)) // a map has no order
+	names = names[:min(len(names), maxRetried)]
+	slices.Sort(names)
 	return names
 }
 
