@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/utils/clock"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/undecoded"
@@ -328,7 +329,7 @@ func (p *Plugin) expectLabel(pod *corev1.Pod) {
 func newInformer(log klog.Logger, objects *undecoded.Objects, client rest.Interface, resource, namespace string, example runtime.Object, selector string) (cache.SharedIndexInformer, error) {
 	source := cache.NewFilteredListWatchFromClient(client, resource, namespace, func(o *metav1.ListOptions) { o.LabelSelector = selector })
 	informer := objects.NewInformer(source, example, 0, request.Indexers())
-	if err := informer.SetTransform(stripManagedFields); err != nil {
+	if err := informer.SetTransform(ctrlcache.TransformStripManagedFields()); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}
 	err := informer.SetWatchErrorHandlerWithContext(logWatchErrors(log, resource, "Spillway's CRDs are not installed; pods are scheduled in this cluster only"))
@@ -358,12 +359,4 @@ func logWatchErrors(log klog.Logger, resource, missing string) cache.WatchErrorH
 		}
 		lastLogged.Store(time.Now().Unix())
 	}
-}
-
-// stripManagedFields drops what the plugin does not read from the cache.
-func stripManagedFields(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok {
-		o.SetManagedFields(nil)
-	}
-	return obj, nil
 }
