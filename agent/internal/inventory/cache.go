@@ -123,11 +123,7 @@ func trimMeta(meta *metav1.ObjectMeta) {
 
 // trimLocal removes what only matters of pods that wait, overflowed or are guests.
 func trimLocal(pod *corev1.Pod) {
-	affinity := pod.Spec.Affinity
 	pod.Spec.Tolerations, pod.Spec.NodeSelector, pod.Spec.RuntimeClassName, pod.Spec.Affinity = nil, nil, nil, nil
-	if affinity != nil && affinity.PodAntiAffinity != nil {
-		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: affinity.PodAntiAffinity}
-	}
 	var resizes []corev1.PodCondition
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodResizePending || c.Type == corev1.PodResizeInProgress {

@@ -31,8 +31,6 @@ type usage struct {
 	local share
 	// guests by consumer.
 	guests map[string]share
-	// closed is whether a pod of the cluster keeps guests off the node.
-	closed bool
 }
 
 // share is a number of pods and what they request. Resources of which nothing is
@@ -112,12 +110,8 @@ func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom 
 				guestRequests = broker.AddTo(guestRequests, guests.requests)
 			}
 		}
-		closed := u != nil && u.closed
-		if closed {
-			pods = 0
-		}
 		for name, left := range free {
-			if left.Sign() < 0 || closed {
+			if left.Sign() < 0 {
 				free[name] = resource.Quantity{Format: left.Format}
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -17,15 +16,6 @@ func forNode(name string) func(*corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}},
 		}}}
-	}
-}
-
-// alone makes a pod one that bears no pods of the selected namespaces in its topology.
-func alone(topology string, namespaces, pods *metav1.LabelSelector) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
-			TopologyKey: topology, NamespaceSelector: namespaces, LabelSelector: pods,
-		}}}}
 	}
 }
 
@@ -58,29 +48,19 @@ func free(t *testing.T, nodes []*corev1.Node, pods []*corev1.Pod) (cpu map[strin
 
 // What the provider's scheduler will see when a guest comes, before it is granted.
 func TestPodsThatTakeNodes(t *testing.T) {
-	all := &metav1.LabelSelector{}
-	others := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "database"}}
 	for name, c := range map[string]struct {
 		pod     *corev1.Pod
 		a, b    int64
 		waiting int
 	}{
-		"none":                                   {a: 2, b: 2},
-		"a pod that waits":                       {pod: pod("", expect.Resources("cpu", "1")), a: 2, b: 2, waiting: 1},
-		"a DaemonSet's pod on its node":          {pod: pod("a", expect.Resources("cpu", "1")), a: 1, b: 2},
-		"a DaemonSet's pod before it is bound":   {pod: pod("", expect.Resources("cpu", "1"), forNode("a")), a: 1, b: 2},
-		"for a node that does not exist":         {pod: pod("", expect.Resources("cpu", "1"), forNode("c")), a: 2, b: 2},
-		"a pod that bears no others on a node":   {pod: pod("a", expect.Resources("cpu", "1"), alone(corev1.LabelHostname, all, all)), a: 0, b: 2},
-		"a pod that bears no others in a zone":   {pod: pod("a", expect.Resources("cpu", "1"), alone("zone", all, all)), a: 0, b: 0},
-		"a pod that bears none of its namespace": {pod: pod("a", expect.Resources("cpu", "1"), alone("zone", nil, all)), a: 1, b: 2},
-		"a pod that bears no databases":          {pod: pod("a", expect.Resources("cpu", "1"), alone("zone", all, others)), a: 1, b: 2},
-		"a pod that would bear none, not bound":  {pod: pod("", expect.Resources("cpu", "1"), alone("zone", all, all)), a: 2, b: 2, waiting: 1},
+		"none":                                 {a: 2, b: 2},
+		"a pod that waits":                     {pod: pod("", expect.Resources("cpu", "1")), a: 2, b: 2, waiting: 1},
+		"a DaemonSet's pod on its node":        {pod: pod("a", expect.Resources("cpu", "1")), a: 1, b: 2},
+		"a DaemonSet's pod before it is bound": {pod: pod("", expect.Resources("cpu", "1"), forNode("a")), a: 1, b: 2},
+		"for a node that does not exist":       {pod: pod("", expect.Resources("cpu", "1"), forNode("c")), a: 2, b: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nodes := []*corev1.Node{node("a", two), node("b", two)}
-			for _, n := range nodes {
-				n.Labels = map[string]string{corev1.LabelHostname: n.Name, "zone": "z"}
-			}
 			var pods []*corev1.Pod
 			if c.pod != nil {
 				pods = append(pods, c.pod)

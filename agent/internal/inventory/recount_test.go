@@ -42,15 +42,6 @@ func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usag
 			u.add(consumer, Requests(pod), 1)
 		}
 	}
-	for _, pod := range c.Pods {
-		if !repelsGuests(pod) || Finished(pod) {
-			continue
-		}
-		on := c.Node(pod.Spec.NodeName)
-		for _, n := range eligible {
-			byNode[n.Name].closed = byNode[n.Name].closed || repels(pod, on, n)
-		}
-	}
 	return eligible, func(node string) *usage { return byNode[node] }
 }
 

@@ -48,8 +48,6 @@ type Tracker struct {
 	// guests and pending are the pods that Guests and Pending return.
 	guests  map[string]map[types.NamespacedName]trackedPod
 	pending map[types.NamespacedName]trackedPod
-	// repelling are the pods that keep guests off nodes.
-	repelling map[types.NamespacedName]trackedPod
 	// placeholders by consumer. They use nothing.
 	placeholders map[string]map[types.NamespacedName]trackedPod
 	// ofNamespace are the pods of each namespace: its labels decide whose they are.
@@ -75,7 +73,7 @@ func NewTracker(recognizer Recognizer) *Tracker {
 		recognizer: recognizer,
 		nodes:      map[string]*corev1.Node{}, namespaces: map[string]map[string]string{},
 		pods: map[types.NamespacedName]trackedPod{}, used: map[string]*usage{},
-		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{}, repelling: map[types.NamespacedName]trackedPod{},
+		guests: map[string]map[types.NamespacedName]trackedPod{}, pending: map[types.NamespacedName]trackedPod{},
 		placeholders: map[string]map[types.NamespacedName]trackedPod{}, ofNamespace: map[string]map[types.NamespacedName]bool{},
 		requests: map[types.UID]corev1.ResourceList{},
 	}
@@ -226,9 +224,6 @@ func (t *Tracker) setPod(pod *corev1.Pod) (ended []string) {
 	tracked.consumer, _ = t.recognizer.Guest(pod, func(name string) map[string]string { return t.namespaces[name] })
 	tracked.node = nodeOf(pod, tracked.consumer)
 	t.pods[key] = tracked
-	if repelsGuests(pod) {
-		t.repelling[key] = tracked
-	}
 	if t.ofNamespace[pod.Namespace] == nil {
 		t.ofNamespace[pod.Namespace] = map[types.NamespacedName]bool{}
 	}
@@ -283,7 +278,6 @@ func (t *Tracker) removePod(key types.NamespacedName) (guestOf []string) {
 		return nil
 	}
 	delete(t.pending, key)
-	delete(t.repelling, key)
 	if delete(t.ofNamespace[key.Namespace], key); len(t.ofNamespace[key.Namespace]) == 0 {
 		delete(t.ofNamespace, key.Namespace)
 	}
@@ -312,19 +306,7 @@ func (t *Tracker) eligible() []*corev1.Node {
 	return out
 }
 
-func (t *Tracker) usageOf(node string) *usage {
-	u := t.used[node]
-	for _, tracked := range t.repelling {
-		if repels(tracked.pod, t.nodes[tracked.pod.Spec.NodeName], t.nodes[node]) {
-			closed := usage{closed: true}
-			if u != nil {
-				closed.local, closed.guests = u.local, u.guests
-			}
-			return &closed
-		}
-	}
-	return u
-}
+func (t *Tracker) usageOf(node string) *usage { return t.used[node] }
 
 // Measure computes the cluster's advertisement.
 func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
