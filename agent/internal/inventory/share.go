@@ -2,15 +2,12 @@ package inventory
 
 import (
 	"maps"
-	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	quota "k8s.io/apiserver/pkg/quota/v1"
-	"k8s.io/utils/ptr"
 )
 
 // maxControllers limits the controllers of which a pod is remembered.
@@ -44,7 +41,7 @@ func (s *sharer) share(pod *corev1.Pod) {
 	if pod.Namespace == last.Namespace { // users write references to owners
 		pod.Namespace = last.Namespace
 	}
-	if slices.EqualFunc(pod.OwnerReferences, last.OwnerReferences, sameOwner) {
+	if equality.Semantic.DeepEqual(pod.OwnerReferences, last.OwnerReferences) {
 		pod.OwnerReferences = last.OwnerReferences
 	}
 	if maps.Equal(pod.Labels, last.Labels) {
@@ -63,31 +60,16 @@ func (s *sharer) share(pod *corev1.Pod) {
 	if spec.Affinity != nil && equality.Semantic.DeepEqual(spec.Affinity, of.Affinity) {
 		spec.Affinity = of.Affinity
 	}
-	if slices.EqualFunc(spec.Tolerations, of.Tolerations, sameToleration) {
+	if equality.Semantic.DeepEqual(spec.Tolerations, of.Tolerations) {
 		spec.Tolerations = of.Tolerations
 	}
-	if slices.EqualFunc(spec.Containers, of.Containers, sameContainer) {
+	if equality.Semantic.DeepEqual(spec.Containers, of.Containers) {
 		spec.Containers = of.Containers
 	}
-	if slices.EqualFunc(spec.InitContainers, of.InitContainers, sameContainer) {
+	if equality.Semantic.DeepEqual(spec.InitContainers, of.InitContainers) {
 		spec.InitContainers = of.InitContainers
 	}
 	if len(spec.Volumes) > 0 && equality.Semantic.DeepEqual(spec.Volumes, of.Volumes) {
 		spec.Volumes = of.Volumes
 	}
-}
-
-func sameOwner(a, b metav1.OwnerReference) bool {
-	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind && a.APIVersion == b.APIVersion &&
-		ptr.Equal(a.Controller, b.Controller) && ptr.Equal(a.BlockOwnerDeletion, b.BlockOwnerDeletion)
-}
-
-func sameToleration(a, b corev1.Toleration) bool {
-	return a.Key == b.Key && a.Operator == b.Operator && a.Value == b.Value && a.Effect == b.Effect && ptr.Equal(a.TolerationSeconds, b.TolerationSeconds)
-}
-
-func sameContainer(a, b corev1.Container) bool {
-	return a.Name == b.Name && a.SecurityContext == b.SecurityContext && ptr.Equal(a.RestartPolicy, b.RestartPolicy) && quota.Equals(a.Resources.Requests, b.Resources.Requests) &&
-		(len(a.Env)+len(b.Env)+len(a.EnvFrom)+len(b.EnvFrom) == 0 ||
-			equality.Semantic.DeepEqual(a.Env, b.Env) && equality.Semantic.DeepEqual(a.EnvFrom, b.EnvFrom))
 }
