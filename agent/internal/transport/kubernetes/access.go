@@ -15,7 +15,7 @@ import (
 const readAgainAfter = time.Minute
 
 // Access is what a kubeconfig gives access to: an API server, and the namespace of its context. A
-// token in it is read again.
+// token in it is read again, as client-go does with a token file.
 func Access(path string) (hub *rest.Config, namespace string, err error) {
 	access := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, nil)
 	if hub, err = access.ClientConfig(); err != nil {
@@ -24,7 +24,7 @@ func Access(path string) (hub *rest.Config, namespace string, err error) {
 	if namespace, _, err = access.Namespace(); err != nil {
 		return nil, "", fmt.Errorf("reading --broker-kubeconfig: %w", err)
 	}
-	if hub.BearerToken != "" {
+	if hub.BearerToken != "" && hub.BearerTokenFile == "" {
 		token := &token{path: path, last: hub.BearerToken, readAt: time.Now()}
 		hub.BearerToken = ""
 		hub.Wrap(func(next http.RoundTripper) http.RoundTripper { return &authorized{token: token, next: next} })

@@ -35,18 +35,7 @@ func TestTokenIsReadAgain(t *testing.T) {
 	if expect.NoError(t, err); namespace != "spillway-cluster-rome" || hub.Host != "https://hub.test" {
 		t.Errorf("access to namespace %s at %s", namespace, hub.Host)
 	}
-	var sent string
-	hub.TLSClientConfig = rest.TLSClientConfig{}
-	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { sent = r.Header.Get("Authorization") }))
-	defer server.Close()
-	through, err := rest.TransportFor(hub)
-	expect.NoError(t, err)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-	expect.NoError(t, err)
-	response, err := through.RoundTrip(request)
-	expect.NoError(t, err)
-	_ = response.Body.Close()
-	if sent != "Bearer first" {
+	if sent := sentWith(t, hub); sent != "Bearer first" {
 		t.Errorf("sent %q", sent)
 	}
 
@@ -64,4 +53,38 @@ func TestTokenIsReadAgain(t *testing.T) {
 	if got := read.current(); got != "second" {
 		t.Errorf("without the file: %s", got)
 	}
+}
+
+// TestTokenFile: client-go reads it, and again when it changes.
+func TestTokenFile(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "kubeconfig")
+	expect.NoError(t, os.WriteFile(filepath.Join(directory, "token"), []byte("mounted\n"), 0o600))
+	access := clientcmdapi.NewConfig()
+	access.Clusters["hub"] = &clientcmdapi.Cluster{Server: "https://hub.test"}
+	access.AuthInfos["rome"] = &clientcmdapi.AuthInfo{TokenFile: "token"}
+	access.Contexts["hub"] = &clientcmdapi.Context{Cluster: "hub", AuthInfo: "rome"}
+	access.CurrentContext = "hub"
+	expect.NoError(t, clientcmd.WriteToFile(*access, path))
+	hub, _, err := Access(path)
+	expect.NoError(t, err)
+	if sent := sentWith(t, rest.CopyConfig(hub)); sent != "Bearer mounted" {
+		t.Errorf("sent %q", sent)
+	}
+}
+
+// sentWith is the authorization that a server sees.
+func sentWith(t *testing.T, hub *rest.Config) (sent string) {
+	t.Helper()
+	hub.TLSClientConfig = rest.TLSClientConfig{}
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { sent = r.Header.Get("Authorization") }))
+	defer server.Close()
+	through, err := rest.TransportFor(hub)
+	expect.NoError(t, err)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+	expect.NoError(t, err)
+	response, err := through.RoundTrip(request)
+	expect.NoError(t, err)
+	_ = response.Body.Close()
+	return sent
 }
