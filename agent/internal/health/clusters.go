@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math/big"
 	"slices"
 	"strings"
 	"time"
@@ -114,7 +113,7 @@ func advertised(a *broker.ClusterAdvertisement) Cluster {
 // providers are those with a virtual node or a grant.
 func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 	rows, nodes := map[string]*Cluster{}, map[string]string{}
-	used, lent, prices := map[string]corev1.ResourceList{}, map[string]corev1.ResourceList{}, map[string]Prices{}
+	used, lent, prices := map[string]corev1.ResourceList{}, map[string]corev1.ResourceList{}, map[string]*text.Prices{}
 	for i := range o.Nodes {
 		node := &o.Nodes[i]
 		provider := node.Labels[broker.LabelProvider]
@@ -132,9 +131,9 @@ func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 		}
 		lent[provider] = broker.AddTo(lent[provider], in.Spec.RequestedResources.List())
 		if prices[provider] == nil {
-			prices[provider] = Prices{}
+			prices[provider] = &text.Prices{}
 		}
-		prices[provider].Add(in.Spec.PricePerHour)
+		prices[provider].AddText(in.Spec.PricePerHour)
 	}
 	for i := range overflowed {
 		if pod := &overflowed[i]; pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
@@ -146,38 +145,11 @@ func providers(o *Observed, overflowed []corev1.Pod) map[string]*Cluster {
 	for provider, row := range rows {
 		granted, taken := broker.FromList(lent[provider]), broker.FromList(used[provider])
 		row.Lent, row.Used, row.Free = &granted, &taken, less(granted, taken)
-		row.Price = prices[provider].String()
-	}
-	return rows
-}
-
-// Prices are sums of prices per hour, by currency.
-type Prices map[string]*big.Rat
-
-// Add adds a price such as "0.25 EUR". What is none is not known.
-func (p Prices) Add(price string) {
-	amount, currency, _ := strings.Cut(price, " ")
-	if figure, ok := new(big.Rat).SetString(amount); ok && len(amount) < 40 {
-		p[currency] = figure.Add(figure, cmp.Or(p[currency], new(big.Rat)))
-	} else {
-		p[unknownPrice] = nil
-	}
-}
-
-// unknownPrice is the currency of what has no price.
-const unknownPrice = ""
-
-func (p Prices) String() string {
-	var all []string
-	for _, currency := range slices.Sorted(maps.Keys(p)) {
-		if currency != unknownPrice {
-			all = append(all, p[currency].FloatString(2)+" "+currency+"/h")
+		if price := prices[provider]; price != nil {
+			row.Price = price.Per("/h")
 		}
 	}
-	if _, partly := p[unknownPrice]; partly && len(all) > 0 {
-		all = append(all, "+ unknown")
-	}
-	return strings.Join(all, " ")
+	return rows
 }
 
 // nodeState is the state of a virtual node in a word.

@@ -63,7 +63,7 @@ func Of(o *health.Observed, overflowed []corev1.Pod) Board {
 	b := Board{Cluster: text.Line(o.ClusterID(), 63), At: o.Now, Clusters: table.Clusters, Unreadable: table.Unreadable}
 	inHub := slices.ContainsFunc(o.Reservations, func(r broker.Reservation) bool { return ofHub(o, &r) })
 	type ends struct{ from, to string }
-	flows, prices, total := map[ends]*Flow{}, map[ends]health.Prices{}, health.Prices{}
+	flows, prices, total := map[ends]*Flow{}, map[ends]*text.Prices{}, text.Prices{}
 	amounts := map[ends]corev1.ResourceList{}
 	for i := range o.Reservations {
 		r := &o.Reservations[i]
@@ -79,17 +79,17 @@ func Of(o *health.Observed, overflowed []corev1.Pod) Board {
 			}
 			of := ends{cmp.Or(r.Spec.RequesterID, b.Cluster), a.Cluster}
 			if flows[of] == nil {
-				flows[of], prices[of] = &Flow{From: text.Line(of.from, 63), To: text.Line(of.to, 63)}, health.Prices{}
+				flows[of], prices[of] = &Flow{From: text.Line(of.from, 63), To: text.Line(of.to, 63)}, &text.Prices{}
 			}
 			flows[of].Reservations++
 			flows[of].Pods += broker.HeldCapacity{PodSets: a.PodSets}.Pods()
 			amounts[of] = broker.AddTo(amounts[of], a.Resources.List())
-			prices[of].Add(a.PricePerHour)
-			total.Add(a.PricePerHour)
+			prices[of].AddText(a.PricePerHour)
+			total.AddText(a.PricePerHour)
 		}
 	}
 	for of, flow := range flows {
-		flow.Resources, flow.PricePerHour = broker.FromList(amounts[of]), prices[of].String()
+		flow.Resources, flow.PricePerHour = broker.FromList(amounts[of]), prices[of].Per("/h")
 		b.Flows = append(b.Flows, *flow)
 	}
 	slices.SortFunc(b.Flows, func(x, y Flow) int {
@@ -100,7 +100,7 @@ func Of(o *health.Observed, overflowed []corev1.Pod) Board {
 		return cmp.Or(cmp.Compare(x.Position, y.Position), x.Since.Compare(y.Since), cmp.Compare(x.Name, y.Name))
 	})
 	b.Queue = b.Queue[:min(len(b.Queue), maxQueue)]
-	b.PricePerHour = text.Line(total.String(), 100)
+	b.PricePerHour = text.Line(total.Per("/h"), 100)
 	return b
 }
 

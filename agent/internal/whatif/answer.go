@@ -73,14 +73,14 @@ func (a *ask) decide() {
 // asked names the clusters that would be asked, and the price of an hour.
 func asked(status *broker.ReservationStatus) string {
 	var clusters []string
-	prices := health.Prices{}
+	var prices text.Prices
 	for _, allocation := range status.Allocations {
 		clusters = append(clusters, allocation.Cluster)
-		prices.Add(allocation.PricePerHour)
+		prices.AddText(allocation.PricePerHour)
 	}
 	words := strings.Join(clusters, ", ") + " would be asked for all of it"
-	if prices.String() != "" {
-		words += ", at " + prices.String()
+	if price := prices.Per("/h"); price != "" {
+		words += ", at " + price
 	}
 	return words + "."
 }

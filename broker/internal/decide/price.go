@@ -3,12 +3,12 @@ package decide
 import (
 	"fmt"
 	"math/big"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // Price of an amount for an hour. It is not known if the cost does not cover a
@@ -35,11 +35,7 @@ func Price(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat,
 
 // PriceString is a price as "0.25 EUR".
 func PriceString(price *big.Rat, currency string) string {
-	figure := strings.TrimRight(price.FloatString(4), "0")
-	if decimals := len(figure) - strings.IndexByte(figure, '.') - 1; decimals < 2 {
-		figure += strings.Repeat("0", 2-decimals)
-	}
-	return figure + " " + currency
+	return text.Price(price, currency)
 }
 
 // unitCost is the price of one unit of a resource, and how much that unit is: one, or one

@@ -2,8 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"maps"
-	"math/big"
 	"slices"
 	"strings"
 
@@ -298,26 +296,11 @@ func where(allocations []broker.Allocation) string {
 
 // totalPrice sums up the prices of allocations by currency: "0.25 EUR + unknown" if some have none.
 func totalPrice(allocations []broker.Allocation) string {
-	sums, unknown := map[string]*big.Rat{}, false
+	var prices text.Prices
 	for _, a := range allocations {
-		figure, currency, _ := strings.Cut(a.PricePerHour, " ")
-		price, known := new(big.Rat).SetString(figure)
-		if !known {
-			unknown = true
-		} else if sums[currency] == nil {
-			sums[currency] = price
-		} else {
-			sums[currency].Add(sums[currency], price)
-		}
+		prices.AddText(a.PricePerHour)
 	}
-	var parts []string
-	for _, currency := range slices.Sorted(maps.Keys(sums)) {
-		parts = append(parts, decide.PriceString(sums[currency], currency))
-	}
-	if unknown && len(parts) > 0 {
-		parts = append(parts, "unknown")
-	}
-	return strings.Join(parts, " + ")
+	return prices.Per("")
 }
 
 // summary formats the allocations in one line, such as "3 of 5 pods in paris"

@@ -3,7 +3,6 @@ package view
 import (
 	"fmt"
 	"maps"
-	"math/big"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // none is shown where there is no figure.
@@ -92,43 +92,21 @@ func amounts(list corev1.ResourceList) string {
 	return strings.Join(parts, ", ")
 }
 
-// prices are sums by currency.
-type prices struct {
-	sums    map[string]*big.Rat
-	unknown bool
-}
-
-// add adds what a hold costs in an hour.
-func (p *prices) add(cost *broker.Cost, amount broker.ResourceQuantities) {
-	price, currency, known := decide.Price(cost, amount)
-	if !known {
-		p.unknown = true
-		return
-	}
-	if p.sums == nil {
-		p.sums = map[string]*big.Rat{}
-	}
-	if p.sums[currency] == nil {
-		p.sums[currency] = new(big.Rat)
-	}
-	p.sums[currency].Add(p.sums[currency], price)
-}
-
-// String is such as "0.25 EUR + unknown".
-func (p *prices) String() string {
-	var parts []string
-	for _, currency := range slices.Sorted(maps.Keys(p.sums)) {
-		parts = append(parts, decide.PriceString(p.sums[currency], currency))
-	}
-	switch {
-	case len(parts) == 0 && p.unknown:
+// priced is a sum of prices for people.
+func priced(p *text.Prices) string {
+	switch sum := p.Per(""); {
+	case sum != "":
+		return sum
+	case p.Unknown:
 		return "unknown"
-	case len(parts) == 0:
-		return none
-	case p.unknown:
-		parts = append(parts, "unknown")
 	}
-	return strings.Join(parts, " + ")
+	return none
+}
+
+// addCost adds what a hold costs in an hour.
+func addCost(p *text.Prices, hold *broker.Hold) {
+	price, currency, _ := decide.Price(hold.Cost, hold.Promised.Totals)
+	p.Add(price, currency)
 }
 
 // Moment is a time, and how far it is from now.

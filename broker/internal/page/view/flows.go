@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // Flows is the view of who runs where.
@@ -56,7 +57,7 @@ type pair struct{ consumer, provider string }
 type summed struct {
 	holds, guests  int
 	promised, used corev1.ResourceList
-	price          prices
+	price          text.Prices
 }
 
 // OfFlows is a page of the view of flows, the largest first.
@@ -79,7 +80,7 @@ func OfFlows(s Snapshot, page int) Flows {
 			sum := of(hold.Requester, ad.Name)
 			sum.holds++
 			sum.promised = broker.AddTo(sum.promised, hold.Promised.Totals.List())
-			sum.price.add(hold.Cost, hold.Promised.Totals)
+			addCost(&sum.price, hold)
 		}
 		for i := range ad.Spec.ObservedHolds {
 			observed := &ad.Spec.ObservedHolds[i]
@@ -97,7 +98,7 @@ func OfFlows(s Snapshot, page int) Flows {
 		cpu := sum.promised[corev1.ResourceCPU]
 		flows = append(flows, Flow{
 			Consumer: key.consumer, Provider: key.provider, Holds: sum.holds, Guests: sum.guests,
-			Promised: amounts(sum.promised), Used: amounts(sum.used), Price: sum.price.String(), cpu: cpu.AsApproximateFloat64(),
+			Promised: amounts(sum.promised), Used: amounts(sum.used), Price: priced(&sum.price), cpu: cpu.AsApproximateFloat64(),
 		})
 	}
 	slices.SortFunc(flows, func(a, b Flow) int {

@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -96,34 +95,21 @@ type ShareRow struct {
 // sums are those of some days.
 type sums struct {
 	hours, used float64
-	cost, saved map[string]*big.Rat
-	unknown     bool
+	cost, saved text.Prices
 }
 
 func (s *sums) add(row *Spent) {
 	s.hours += row.CoreHours
 	s.used += row.UsedCoreHours
 	if row.Currency == "" || row.Cost == nil {
-		s.unknown = s.unknown || row.CoreHours > 0
+		s.cost.Unknown = s.cost.Unknown || row.CoreHours > 0
 		return
 	}
-	plus(&s.cost, row.Currency, row.Cost)
+	s.cost.Add(row.Cost, row.Currency)
 	if row.Reference != nil {
-		plus(&s.saved, row.Currency, new(big.Rat).Sub(row.Reference, row.Cost))
+		s.saved.Add(new(big.Rat).Sub(row.Reference, row.Cost), row.Currency)
 	}
 }
-
-func plus(to *map[string]*big.Rat, currency string, amount *big.Rat) {
-	if *to == nil {
-		*to = map[string]*big.Rat{}
-	}
-	if (*to)[currency] == nil {
-		(*to)[currency] = new(big.Rat)
-	}
-	(*to)[currency].Add((*to)[currency], amount)
-}
-
-func (s *sums) price() string { return (&prices{sums: s.cost, unknown: s.unknown}).String() }
 
 func (s *sums) share() string {
 	if s.hours <= 0 {
@@ -150,13 +136,13 @@ func OfHistory(now time.Time, days int, spent []Spent, ended []Ended, next strin
 			s.add(row)
 		}
 	}
-	v.Hours, v.Used, v.Cost = decimal(all.hours), all.share(), all.price()
-	if len(all.saved) > 0 {
-		v.Saved = (&prices{sums: all.saved}).String()
+	v.Hours, v.Used, v.Cost = decimal(all.hours), all.share(), priced(&all.cost)
+	if len(all.saved.Sums) > 0 {
+		v.Saved = priced(&all.saved)
 	}
 	v.charts(now, byDay, all)
 	for key, s := range byPair {
-		v.Pairs = append(v.Pairs, Pair{key.consumer, key.provider, decimal(s.hours), s.share(), s.price()})
+		v.Pairs = append(v.Pairs, Pair{key.consumer, key.provider, decimal(s.hours), s.share(), priced(&s.cost)})
 	}
 	slices.SortFunc(v.Pairs, func(a, b Pair) int {
 		return cmp.Or(cmp.Compare(byPair[pair{b.Consumer, b.Provider}].hours, byPair[pair{a.Consumer, a.Provider}].hours), cmp.Compare(a.Consumer, b.Consumer), cmp.Compare(a.Provider, b.Provider))
@@ -199,12 +185,12 @@ func (v *History) charts(now time.Time, byDay map[string]*sums, all sums) {
 		return c
 	}
 	v.Use = chart("Core-hours a day, promised and used", func(s *sums) (float64, float64) { return s.hours, s.used }, decimal)
-	for _, currency := range slices.Sorted(maps.Keys(all.cost)) {
+	for _, currency := range slices.Sorted(maps.Keys(all.cost.Sums)) {
 		v.Costs = append(v.Costs, chart("Cost a day in "+currency, func(s *sums) (float64, float64) {
-			if s.cost[currency] == nil {
+			if s.cost.Sums[currency] == nil {
 				return 0, 0
 			}
-			cost, _ := s.cost[currency].Float64()
+			cost, _ := s.cost.Sums[currency].Float64()
 			return cost, cost
 		}, decimal))
 	}
@@ -222,7 +208,7 @@ func endedRow(now time.Time, e *Ended) EndedRow {
 			Granted: moment(s.Granted, now), FirstUsed: moment(s.FirstUsed, now), Released: moment(s.Released, now),
 		}
 		if s.Cost != nil {
-			share.Cost = decide.PriceString(s.Cost, s.Currency)
+			share.Cost = text.Price(s.Cost, s.Currency)
 		}
 		row.Shares = append(row.Shares, share)
 	}

@@ -114,7 +114,7 @@ func OfClusters(s Snapshot, page int) Clusters {
 func totals(s Snapshot) Totals {
 	t := Totals{Clusters: len(s.Clusters)}
 	var capacity, own, lent, used, free corev1.ResourceList
-	var price prices
+	var price text.Prices
 	for _, ad := range s.Clusters {
 		if ad.Status.Active {
 			t.Active++
@@ -130,10 +130,10 @@ func totals(s Snapshot) Totals {
 			free = broker.AddTo(free, ad.Status.Available.List())
 		}
 		for i := range ad.Status.Holds {
-			price.add(ad.Status.Holds[i].Cost, ad.Status.Holds[i].Promised.Totals)
+			addCost(&price, &ad.Status.Holds[i])
 		}
 	}
-	t.Price = price.String()
+	t.Price = priced(&price)
 	for _, name := range kinds(capacity, lent) {
 		t.Resources = append(t.Resources, usage(name, capacity, own, lent, used, free))
 	}
