@@ -167,6 +167,17 @@ func (m *Memory) Refused(cluster, consumer string, refused broker.HeldCapacity, 
 	return news
 }
 
+// Withdrawn records that a provider has given up what it had accepted, as Refused does: its promise is
+// not kept any more.
+func (m *Memory) Withdrawn(cluster, consumer string, withdrawn broker.HeldCapacity, message string, wait time.Duration, now time.Time) (news bool) {
+	if news = m.Refused(cluster, consumer, withdrawn, message, wait, now); news {
+		m.mutex.Lock()
+		defer m.mutex.Unlock()
+		m.records[cluster] = m.records[cluster].broken()
+	}
+	return news
+}
+
 // Unusable records that a Reservation's consumer cannot use what a provider has granted up to
 // an attempt, with its message. It reports whether that is news.
 func (m *Memory) Unusable(cluster string, uid types.UID, attempt int64, message string, wait time.Duration, now time.Time) (news bool) {

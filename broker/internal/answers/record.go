@@ -1,15 +1,17 @@
 package answers
 
 import (
+	"maps"
 	"math"
 	"time"
 )
 
-// recordHalfLife is the time after which a promise counts half as much in a Record.
-const recordHalfLife = time.Hour
+// recordHalfLife is the time after which a promise counts half as much in a Record, recordedFor that
+// after the last one in which there is a Record.
+const recordHalfLife, recordedFor = time.Hour, 24 * time.Hour
 
 // Record is how many of its promises a provider has kept of late: what it accepted counts as one
-// that is kept, what it refused, withdrew or did not answer as one that is not.
+// that is kept, until it is withdrawn; what it refused, withdrew or did not answer as one that is not.
 type Record struct {
 	promised, kept float64
 	// at is the time of the last one.
@@ -37,6 +39,13 @@ func (r Record) with(now time.Time) Record {
 	return r
 }
 
+// broken is the record without a promise that was kept: it counts as another one, that is not.
+func (r Record) broken() Record {
+	gone := min(r.kept, 1)
+	r.promised, r.kept = r.promised-gone, r.kept-gone
+	return r
+}
+
 // record counts a promise. The caller holds the lock.
 func (m *Memory) record(cluster string, kept bool, now time.Time) {
 	r := m.records[cluster].with(now)
@@ -47,11 +56,12 @@ func (m *Memory) record(cluster string, kept bool, now time.Time) {
 	m.records[cluster] = r
 }
 
-// Records are those of all providers that were asked.
+// Records are those of all providers that were asked of late.
 func (m *Memory) Records(now time.Time) map[string]Record {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	records := make(map[string]Record, len(m.records))
+	maps.DeleteFunc(m.records, func(_ string, r Record) bool { return now.Sub(r.at) >= recordedFor })
 	for cluster, r := range m.records {
 		records[cluster] = r.with(now)
 	}

@@ -34,8 +34,24 @@ func TestRecords(t *testing.T) {
 	m.Missed("oslo", "r", at(0), true, wait, at(30))
 	expect("it waits for the Reservation's own guests", "oslo", 30, 1)
 	expect("long ago", "berlin", 30+5*3600, 0.97)
-	if share := m.Records(at(5 * 3600))["paris"].Share(); math.Abs(share-0.75) > 1e-9 {
-		t.Errorf("the share of kept promises has become %v", share)
+	share := func(cluster string, seconds int) float64 {
+		return math.Round(100*m.Records(at(seconds))[cluster].Share()) / 100
+	}
+	if got := share("paris", 5*3600); got != 0.75 {
+		t.Errorf("the share of kept promises has become %v", got)
+	}
+	if records := m.Records(at(24*3600 + 30)); len(records) > 0 {
+		t.Errorf("a day later, these count: %+v", records)
+	}
+	// What is withdrawn is one promise, that is not kept: at once, or when half of it is forgotten.
+	for seconds, cluster := range map[int]string{1: "milan", 3600: "turin"} {
+		m.Accepted(cluster, pods(1, "a", "1"), at(0))
+		m.Withdrawn(cluster, "rome", pods(1, "a", "1"), "drained", wait, at(seconds))
+		m.Withdrawn(cluster, "rome", pods(1, "a", "1"), "drained", wait, at(seconds)) // no news
+		if got := share(cluster, seconds); got != 0 {
+			t.Errorf("the share of %s is %v", cluster, got)
+		}
+		expect("withdrawn", cluster, seconds, 0.5)
 	}
 	m.Forget("paris")
 	expect("forgotten", "paris", 0, 1)

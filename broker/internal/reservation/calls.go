@@ -44,8 +44,10 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		}
 		asked = ledger.Pending(*hold.DeepCopy())
 		released = asked.Empty()
+		refuse := r.answers.Refused
 		if !ack.Accepted && asked.Empty() {
 			// The provider gives up what it had accepted, except for what it still holds.
+			refuse = r.answers.Withdrawn
 			asked = *hold.Promised.DeepCopy()
 			if ack.Held != nil {
 				asked = capacity.Sub(asked, *ack.Held)
@@ -61,7 +63,7 @@ func (r *Reconciler) ApplyProviderAck(ctx context.Context, cluster, name string,
 		if changed && !ack.Accepted {
 			// It is remembered before the refused capacity is released: the provider is
 			// not chosen again for the same.
-			news = r.answers.Refused(cluster, requester, asked, said, config.RetryAfter, r.clock.Now()) || news
+			news = refuse(cluster, requester, asked, said, config.RetryAfter, r.clock.Now()) || news
 		}
 		return commit.Edited{Status: changed}, nil
 	})

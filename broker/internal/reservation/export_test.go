@@ -15,6 +15,9 @@ func (r *Reconciler) Knows(name, version string) bool {
 	return known != nil && known.ResourceVersion == version
 }
 
+// Kept is the share of its promises that a provider has kept of late.
+func (r *Reconciler) Kept(cluster string) float64 { return r.answers.Records(r.clock.Now())[cluster].Share() }
+
 // Series returns the names of the metrics with a label of that value.
 func Series(t testing.TB, value string) (names []string) {
 	t.Helper()

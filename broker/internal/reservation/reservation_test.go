@@ -697,6 +697,9 @@ func withdrawal(e *env) {
 			expect.NoError(e, p.ApplyProviderAck(e.Context(), "paris", name, ack))
 			e.expectPods("paris", name, 1, 0, 1)
 		}
+		if kept := p.Kept("paris"); kept > 0 {
+			e.Errorf("%s: paris has withdrawn from all, and has kept %.0f %% of its promises", name, 100*kept)
+		}
 		want := []broker.Withdrawal{{Cluster: "paris", Attempt: hold.Attempt, LeaveWithin: metav1.Duration{Duration: tc.want}}}
 		e.eventually("the status to say how long pods may stay", func() error {
 			if got := e.get(name).Status.Withdrawals; !slices.Equal(got, want) {

@@ -26,7 +26,7 @@ func (h *hub) withdraw(cluster, name string, remaining int32) {
 		if !ledger.Withdraw(&ad.Status, hold.ReservationUID, hold.Attempt, &held, 10*time.Minute) {
 			h.Fatalf("%s could not withdraw from %s: %+v", cluster, name, hold)
 		}
-		h.answers.Refused(cluster, "rome", lost, "cordoned", h.settings.RetryAfter, h.clock.Now())
+		h.answers.Withdrawn(cluster, "rome", lost, "cordoned", h.settings.RetryAfter, h.clock.Now())
 	})
 	h.reconcile(name)
 }
