@@ -116,6 +116,7 @@ func Choose(request Request, snapshot Snapshot) Decision {
 	s.evaluate()
 	s.compare()
 	decision := Decision{Decision: s.report(nil)}
+	decision.Scores = s.addScores(nil)
 	if s.best >= 0 {
 		decision.Cluster, decision.Placement, decision.Complete = s.id(s.best), s.placement(), s.complete
 	}

@@ -79,9 +79,8 @@ func (s *search) preferred(other *offer) string {
 }
 
 // report explains the choice for the most relevant clusters. Those that have taken
-// parts are not rejected if the choice is complete.
-func (s *search) report(parts []Part) broker.Decision {
-	decision := broker.Decision{Scores: s.addScores(nil)}
+// parts are not rejected if the choice is complete. It has no scores.
+func (s *search) report(parts []Part) (decision broker.Decision) {
 	took := map[string]bool{}
 	for _, part := range parts {
 		took[part.Cluster] = s.complete
