@@ -16,7 +16,9 @@ func (r *Reconciler) Knows(name, version string) bool {
 }
 
 // Kept is the share of its promises that a provider has kept of late.
-func (r *Reconciler) Kept(cluster string) float64 { return r.answers.Records(r.clock.Now())[cluster].Share() }
+func (r *Reconciler) Kept(cluster string) float64 {
+	return r.answers.Records(r.clock.Now())[cluster].Share()
+}
 
 // Series returns the names of the metrics with a label of that value.
 func Series(t testing.TB, value string) (names []string) {
