@@ -36,3 +36,12 @@ func Line(text string, limit int) string {
 func Quote(text string) string {
 	return `"` + strings.TrimRight(strings.ReplaceAll(text, `"`, "'"), ". ") + `"`
 }
+
+// Cell returns what another cluster has written as the cell of a table that a spreadsheet does not take
+// for a formula.
+func Cell(text string) string {
+	if strings.IndexAny(text, "=+-@\t\r\n") == 0 {
+		return "'" + text
+	}
+	return text
+}

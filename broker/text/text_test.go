@@ -49,3 +49,13 @@ func TestQuote(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
+
+func TestCell(t *testing.T) {
+	for cell, want := range map[string]string{
+		"": "", "web": "web", "a=1": "a=1", "=1+1": "'=1+1", "+1": "'+1", "-1": "'-1", "@sum(a1)": "'@sum(a1)", "\t=1": "'\t=1", "\r=1": "'\r=1", "\n=1": "'\n=1",
+	} {
+		if got := text.Cell(cell); got != want {
+			t.Errorf("%q is %q, want %q", cell, got, want)
+		}
+	}
+}

@@ -203,18 +203,11 @@ func (t *Table) CSV() (string, error) {
 	w := csv.NewWriter(&out)
 	lines := [][]string{{"period", "namespace", "owner", "providers", "promisedCPUHours", "usedCPUHours", "promisedMemoryGiBHours", "usedMemoryGiBHours", "promisedOtherHours", "cost", "saved", "currency"}}
 	for _, r := range t.Rows {
-		lines = append(lines, []string{r.Period, cell(r.Namespace), cell(r.Owner), cell(r.Providers), r.Promised["cpu"], r.Used["cpu"], r.Promised["memory"], r.Used["memory"],
-			cell(strings.TrimPrefix(others(r.Promised), "-")), r.Cost, r.Saved, r.Currency})
+		lines = append(lines, []string{text.Cell(r.Period), text.Cell(r.Namespace), text.Cell(r.Owner), text.Cell(r.Providers), r.Promised["cpu"], r.Used["cpu"], r.Promised["memory"], r.Used["memory"],
+			text.Cell(strings.TrimPrefix(others(r.Promised), "-")), r.Cost, r.Saved, text.Cell(r.Currency)})
 	}
 	if err := w.WriteAll(lines); err != nil {
 		return "", err
 	}
 	return out.String(), nil
-}
-
-func cell(text string) string {
-	if strings.IndexAny(text, "=+-@\t\r") == 0 {
-		return "'" + text
-	}
-	return text
 }

@@ -72,14 +72,15 @@ func TestTruncated(t *testing.T) {
 
 // TestCSV: each line has all columns, and no text is a formula.
 func TestCSV(t *testing.T) {
-	hostile := usage.Copy{Days: []protocol.UsageItem{item("2026-03-01", "=shop", "Deployment/@web", "paris", "1/0", "1e999999999", "x\n")}}
+	hostile := usage.Copy{Days: []protocol.UsageItem{item("=1", "=shop", "Deployment/@web", "paris", "1/0", "1e999999999", "x\n")}}
 	hostile.Days[0].PromisedHours["=x"] = "2"
+	hostile.Days[0].Currency = "+1"
 	table := usage.Of(hostile, usage.Selection{})
 	text, err := table.CSV()
 	expect.NoError(t, err)
 	lines, err := csv.NewReader(strings.NewReader(text)).ReadAll()
 	expect.NoError(t, err)
-	if got := strings.Join(lines[1], "|"); got != "2026-03-01|'=shop|Deployment/@web|paris|0.00|0.50|8.00||'=x=2.00|0.00|0.00|EUR" {
+	if got := strings.Join(lines[1], "|"); got != "'=1|'=shop|Deployment/@web|paris|0.00|0.50|8.00||'=x=2.00|0.00|0.00|'+1" {
 		t.Error(got)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 
 	"k8s.io/utils/clock"
 
@@ -124,12 +123,4 @@ func answer(w http.ResponseWriter, format string, list any, next string, rows fu
 	// If this fails, the caller is gone.
 	_, _ = w.Write(body.Bytes())
 	return nil
-}
-
-// cell is a text of CSV that a spreadsheet does not take for a formula.
-func cell(text string) string {
-	if strings.IndexAny(text, "=+-@\t\r") == 0 {
-		return "'" + text
-	}
-	return text
 }

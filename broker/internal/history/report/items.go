@@ -10,6 +10,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/protocol"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // itemOf is a record as its consumer sees it.
@@ -64,7 +65,7 @@ func hours(of map[string]string) (cells []string) {
 			others = append(others, name+"="+of[name])
 		}
 	}
-	return append(cells, cell(strings.Join(others, " ")))
+	return append(cells, text.Cell(strings.Join(others, " ")))
 }
 
 // hourColumns are the heads of these cells.
@@ -89,10 +90,10 @@ func writeHistory(out *csv.Writer, items []protocol.HistoryItem) error {
 		}
 		for _, p := range providers {
 			line := []string{
-				cell(item.ID), item.UID, cell(item.Namespace), cell(item.OwnerKind), cell(item.Owner), cell(item.Requested), at(item.Asked), at(item.Ended), cell(item.Reason),
-				cell(p.Cluster), cell(p.Why), at(p.Granted), at(p.FirstUsed), at(p.Released),
+				text.Cell(item.ID), item.UID, text.Cell(item.Namespace), text.Cell(item.OwnerKind), text.Cell(item.Owner), text.Cell(item.Requested), at(item.Asked), at(item.Ended), text.Cell(item.Reason),
+				text.Cell(p.Cluster), text.Cell(p.Why), at(p.Granted), at(p.FirstUsed), at(p.Released),
 			}
-			if err := out.Write(slices.Concat(line, hours(p.PromisedHours), hours(p.UsedHours), []string{p.PricePerHour, p.Cost, p.Currency})); err != nil {
+			if err := out.Write(slices.Concat(line, hours(p.PromisedHours), hours(p.UsedHours), []string{p.PricePerHour, p.Cost, text.Cell(p.Currency)})); err != nil {
 				return err
 			}
 		}
@@ -108,8 +109,8 @@ func writeUsage(out *csv.Writer, items []protocol.UsageItem) error {
 		return err
 	}
 	for _, i := range items {
-		line := []string{i.Period, cell(i.Namespace), cell(i.OwnerKind), cell(i.Owner), cell(i.Provider)}
-		if err := out.Write(slices.Concat(line, hours(i.PromisedHours), hours(i.UsedHours), []string{i.Cost, i.Currency, i.ReferenceCost, i.Saved})); err != nil {
+		line := []string{i.Period, text.Cell(i.Namespace), text.Cell(i.OwnerKind), text.Cell(i.Owner), text.Cell(i.Provider)}
+		if err := out.Write(slices.Concat(line, hours(i.PromisedHours), hours(i.UsedHours), []string{i.Cost, text.Cell(i.Currency), i.ReferenceCost, i.Saved})); err != nil {
 			return err
 		}
 	}
