@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -291,14 +292,19 @@ func (s *suite) isReleased(id string) {
 }
 
 // TestMigration: a hold that was accepted with one transport stays as it is when its consumer and
-// its provider use the other, and goes on there.
+// its provider use the other, and goes on there. What a spec has no more after a move is gone.
 func TestMigration(t *testing.T, transports ...Connect) {
 	s := &suite{T: t, connect: transports[0]}
 	s.rome, s.paris, s.oslo = s.join("rome"), s.join("paris"), s.join("oslo")
 	s.advertises()
 	id := s.isHeld()
 	s.isUsed(id)
+	other := Request()
 	for i, connect := range append(transports[1:], transports[0]) {
+		other.SourceGeneration++
+		other.Spec.Deadline, other.Spec.Priority = &metav1.Duration{Duration: time.Hour}, 5
+		_, err := s.rome.PutReservation(s.Context(), other)
+		expect.NoError(s, err)
 		before, _ := s.rome.Consumer.Get(id)
 		heldBefore, _ := s.paris.Provider.Get(id)
 		s.connect = connect
@@ -309,6 +315,11 @@ func TestMigration(t *testing.T, transports ...Connect) {
 			s.Errorf("move %d has changed the reservation from %+v, held as %+v, to %+v, held as %+v", i+1, before, heldBefore, seen, held)
 		}
 		expect.NoError(s, s.rome.Renew(s.Context(), id, seen.UID))
+		other.SourceGeneration++
+		other.Spec.Deadline, other.Spec.Priority = nil, 0
+		if view, err := s.rome.PutReservation(s.Context(), other); err != nil || view.Spec.Deadline != nil || view.Spec.Priority != 0 {
+			s.Errorf("move %d: without deadline and priority: %+v, %v", i+1, view.Spec, err)
+		}
 	}
 	s.isReleased(id)
 }

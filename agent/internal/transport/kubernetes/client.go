@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,14 +13,17 @@ import (
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/keymutex"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/protocol"
@@ -31,8 +35,6 @@ const (
 	answerTimeout = 10 * time.Second
 	// clockSkew is how much the clocks of the agent and the broker may differ.
 	clockSkew = time.Minute
-	// fieldOwner applies the specs.
-	fieldOwner = client.FieldOwner("spillway-agent")
 )
 
 // Kinds of objects in the namespace.
@@ -90,6 +92,8 @@ func (c *Client) Beat(ctx context.Context, beat protocol.Beat) (known bool, err 
 // PutReservation implements transport.BrokerCommunicator.
 func (c *Client) PutReservation(ctx context.Context, request protocol.ReservationRequest) (view protocol.ConsumerView, err error) {
 	object := &broker.Reservation{ObjectMeta: c.meta(protocol.ReservationID(c.cluster, request.SourceUID)), Spec: request.Spec}
+	// As in one that the broker has created, where it cannot be changed.
+	object.Spec.RequesterID = cmp.Or(object.Spec.RequesterID, c.cluster)
 	request.Spec = broker.ReservationSpec{}
 	if err := c.call(ctx, object, kindReservation, http.MethodPost, protocol.PathReservations, request, nil); err != nil {
 		return view, err
@@ -147,7 +151,7 @@ func (c *Client) carrier(kind, name string) *metav1.PartialObjectMetadata {
 	return object
 }
 
-// call writes a request to an object, of which a spec is applied, and reads the answer into the
+// call writes a request to an object, with its spec, and reads the answer into the
 // response.
 func (c *Client) call(ctx context.Context, object client.Object, kind, method, path string, body, response any) error {
 	of := kind + "/" + object.GetName()
@@ -177,19 +181,27 @@ func (c *Client) send(ctx context.Context, object client.Object, kind string, re
 	if _, exists := object.(*metav1.PartialObjectMetadata); exists {
 		return c.annotate(ctx, object, objects.AnnotationRequest, string(encoded))
 	}
-	object.GetObjectKind().SetGroupVersionKind(broker.GroupVersion.WithKind(kind))
-	object.SetAnnotations(map[string]string{objects.AnnotationRequest: string(encoded)})
-	applied, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	wanted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		return fmt.Errorf("encoding the object: %w", err)
 	}
-	// The broker writes it.
-	delete(applied, "status")
-	raw, err := json.Marshal(applied)
-	if err != nil {
-		return fmt.Errorf("encoding the object: %w", err)
-	}
-	return c.api.Patch(ctx, object, client.RawPatch(types.ApplyPatchType, raw), client.ForceOwnership, fieldOwner)
+	stored := &unstructured.Unstructured{}
+	stored.SetGroupVersionKind(broker.GroupVersion.WithKind(kind))
+	stored.SetNamespace(object.GetNamespace())
+	stored.SetName(object.GetName())
+	// The spec is replaced: of one that the broker has created, server-side apply would keep the fields
+	// that this one does not have. The broker writes the status.
+	err = retry.OnError(retry.DefaultRetry, apierrors.IsAlreadyExists, func() error {
+		_, err := controllerutil.CreateOrPatch(ctx, c.api, stored, func() error {
+			stored.Object["spec"] = wanted["spec"]
+			return errors.Join(
+				unstructured.SetNestedField(stored.Object, c.cluster, "metadata", "labels", objects.LabelTenant),
+				unstructured.SetNestedField(stored.Object, string(encoded), "metadata", "annotations", objects.AnnotationRequest))
+		})
+		return err
+	})
+	object.SetResourceVersion(stored.GetResourceVersion())
+	return err
 }
 
 // annotate sets an annotation of an object that exists.
