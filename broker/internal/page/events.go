@@ -48,7 +48,8 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	var seen uint64
 	var sent time.Time
 	for {
-		if now, at := p.Store.Events(), p.Clock.Now(); now != seen || at.Sub(sent) >= aliveEvery {
+		now, _ := p.look()
+		if at := p.Clock.Now(); now != seen || at.Sub(sent) >= aliveEvery {
 			extend(w)
 			if !p.mayStay(r) || !writeEvent(w, now) {
 				return

@@ -245,7 +245,7 @@ func (p *Page) make(r *http.Request, d document, user session.User) ([]byte, err
 	case <-r.Context().Done():
 		return nil, errBusy
 	}
-	content, err := d.view(p, r)
+	content, err := p.viewed(r, d)
 	switch {
 	case err != nil:
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -28,7 +29,8 @@ const (
 	maxReviews = 8
 	// maxViews is how many views are made at the same time: placements go on beside them. waitTimeout
 	// is how long a further one waits, and maxDocument its size in bytes.
-	maxViews, waitTimeout, maxDocument = 2, 3 * time.Second, 4 << 20
+	// maxMade is how many are shared at the same time.
+	maxViews, waitTimeout, maxDocument, maxMade = 2, 3 * time.Second, 4 << 20, 128
 	// callTimeout is the timeout of a call, from reading to responding. Streams have none.
 	callTimeout = 30 * time.Second
 	// shutdownGrace is the time that calls have to finish when the broker stops.
@@ -76,6 +78,12 @@ type Page struct {
 	streams, streamsOfUsers limits.InProgress
 	// reviewing has an element for each token that is being reviewed to sign in, making has an element for each view that is being made, reading for each of the history.
 	reviewing, making, reading chan struct{}
+
+	mutex sync.Mutex
+	// looked is the number of the store's events at lookedAt, made the views since then by their URLs.
+	looked   uint64
+	lookedAt time.Time
+	made     map[string]any
 }
 
 // New returns a Page that does not serve yet.
@@ -156,6 +164,38 @@ func withoutClients(config *tls.Config) *tls.Config {
 		}
 	}
 	return config
+}
+
+// look looks whether there is something new, at most each lookEvery for all streams together. What they
+// then ask for is made once.
+func (p *Page) look() (events uint64, made map[string]any) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if now := p.Clock.Now(); now.Sub(p.lookedAt) >= lookEvery {
+		p.looked, p.lookedAt, p.made = p.Store.Events(), now, map[string]any{}
+	}
+	return p.looked, p.made
+}
+
+// viewed is the view of a document, for all who may see it.
+func (p *Page) viewed(r *http.Request, d document) (any, error) {
+	if d.still {
+		return d.view(p, r)
+	}
+	_, made := p.look()
+	p.mutex.Lock()
+	content := made[r.URL.RequestURI()]
+	p.mutex.Unlock()
+	if content != nil {
+		return content, nil
+	}
+	content, err := d.view(p, r)
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if content != nil && len(made) < maxMade {
+		made[r.URL.RequestURI()] = content
+	}
+	return content, err
 }
 
 // snapshot is what the views are made of now.
