@@ -265,6 +265,14 @@ func TestRules(t *testing.T) {
 			bad:  []any{label("team", "shop floor"), label("team", "-"), label("te am", "shop"), label("", "shop"), label("/team", "shop")},
 		}, {field: field + ".matchLabels", bad: []any{label("team", strings.Repeat("a", 64))}, example: "63"}}
 	}
+	// A list that is empty selects nothing.
+	few := "should have at least 1 "
+	groups := []value{{field: "placement.preferredProviders", bad: []any{[]any{map[string]any{}}}, example: few}}
+	for _, by := range []string{"clusters", "regions", "zones"} {
+		group := func(values []any) []any { return []any{map[string]any{by: values}} }
+		groups = append(groups, value{field: "placement.preferredProviders", good: []any{group([]any{"a"})}, bad: []any{group([]any{})}, example: few})
+	}
+	lists := map[string][]value{"OverflowPolicy": groups, "Reservation": append(groups, value{field: "podSets", bad: []any{[]any{}}, example: few})}
 	for kind, values := range map[string][]value{
 		"BrokerConfig": slices.Concat(duration("staleAfter", "10m"), duration("freshFor", "90s"), duration("maxDuration", "24h"), duration("defaultDuration", "1h"), duration("defaultLease", "1h"), duration("proofDeadline", "30s"), duration("retryAfter", "30s"),
 			[]value{{field: "keepFreeFor", good: []any{"0s", "30m"}, bad: []any{"1d", "-1h"}, example: "30m"}}),
@@ -286,7 +294,7 @@ func TestRules(t *testing.T) {
 				}
 				return c.Create(t.Context(), object, client.DryRunAll)
 			}
-			for _, v := range values {
+			for _, v := range slices.Concat(values, lists[kind]) {
 				for _, accepted := range v.good {
 					if err := create(v.field, accepted); err != nil {
 						t.Errorf("%s: %v: %v", v.field, accepted, err)
