@@ -13,6 +13,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
 
 const (
@@ -234,10 +235,6 @@ func reasonsOf(decision *broker.Decision) []string {
 
 // fixRejections is what the consumer can do about the first reason that it can do something about.
 func (w *walk) fixRejections(decision *broker.Decision) *Fix {
-	policy := "overflowpolicies"
-	if p := w.Policy(); p != nil {
-		policy = "overflowpolicy " + p.Name
-	}
 	for _, r := range decision.Rejections {
 		fix := &Fix{Message: capacity.Fix(r.Reason)}
 		switch r.Reason {
@@ -246,8 +243,7 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 		case capacity.ReasonNoMatchingNodes:
 			return fix
 		case "OverBudget", "PriceUnknown", "Excluded", "OtherRegion", "OtherZone":
-			fix.Manual, fix.Commands = true, []string{"kubectl edit " + policy}
-			return fix
+			return w.otherTerms(fix, r.Reason)
 		case "Unreachable":
 			fix.Commands = []string{w.agentLogs()}
 			return fix
@@ -280,6 +276,26 @@ func (w *walk) restrict(fix *Fix) *Fix {
 		"securityContext": object{"runAsNonRoot": true, "seccompProfile": object{"type": "RuntimeDefault"}}, "containers": containers,
 	}}}})
 	if err == nil {
+// otherTerms completes the fix of a budget or placement that a provider does not meet. A Reservation keeps
+// those that it was created with: its author's, or those of the policy.
+func (w *walk) otherTerms(fix *Fix, reason string) *Fix {
+	fix.Manual, fix.Commands = true, []string{fmt.Sprintf("kubectl -n %s delete reservation %s", w.r.Namespace, w.r.Name)}
+	if _, scheduled := demand.KeyOfReservation(w.r); scheduled {
+		policy := "overflowpolicies"
+		if p := w.Policy(); p != nil {
+			policy = "overflowpolicy " + p.Name
+		}
+		fix.Message += " After a change, delete the Reservation, which keeps the terms that it was created with: capacity is requested again for pods that wait."
+		fix.Commands = append([]string{"kubectl edit " + policy}, fix.Commands...)
+		return fix
+	}
+	fix.Message = fmt.Sprintf("Its own spec.placement cannot be changed: delete Reservation %s, and create it again with another one.", w.r.Name)
+	if reason == "OverBudget" || reason == "PriceUnknown" {
+		fix.Message = fmt.Sprintf("Its own spec.budget cannot be changed: delete Reservation %s, and create it again with a higher one; or wait for a lower price.", w.r.Name)
+	}
+	return fix
+}
+
 		fix.Manual = true // sidecars that were added are not in the template
 		fix.Commands = []string{fmt.Sprintf("kubectl -n %s patch %s %s -p '%s'", w.Pod.Namespace, resource, w.Owner.Name, patch)}
 	}

@@ -51,7 +51,7 @@ func amounts(cpu, memory string) corev1.ResourceList {
 func asked(o *explain.Observed, pods int32, status broker.ReservationStatus) *broker.Reservation {
 	status.ID = "rome-7f3a"
 	o.Reservations = append(o.Reservations, broker.Reservation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: o.ReservationName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: o.ReservationName, Labels: map[string]string{broker.LabelOwnerUID: "3", broker.LabelShape: "1a2b3c4d"}},
 		Spec:       broker.ReservationSpec{RequesterID: "rome", PodSets: []broker.PodSet{{Name: "pods", Count: pods, Requests: broker.FromList(amounts("2", "1Gi"))}}},
 		Status:     status,
 	})
@@ -95,6 +95,8 @@ func insufficient(cluster, requested, available string) broker.ClusterRejection 
 }
 
 // inParis binds the pod to the virtual node.
+var overBudget = broker.ClusterRejection{Cluster: "paris", Reason: "OverBudget", Message: "The price is 1.50 EUR per hour, and the budget is 1 EUR."}
+
 func inParis(o *explain.Observed) {
 	asked(o, 3, granted(3))
 	o.Pod.Spec.NodeName = broker.VirtualNodeName("paris")
@@ -244,6 +246,16 @@ func TestSituations(t *testing.T) {
 				t.Errorf("where Spillway is in another namespace, it says %q", named.Fix.Commands)
 			}
 			plain := e.Text(explain.Style{ASCII: true, Wide: true})
+	"own-budget": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}}}
+		r := asked(o, 3, queued(1, overBudget))
+		r.Name, r.Labels, r.Spec.Budget = "warm", nil, &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}
+		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "warm"}, nil
+	},
+	"budget": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}, Spec: broker.OverflowPolicySpec{Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}}}}
+		asked(o, 3, queued(1, overBudget)).Spec.Budget = o.Policies[0].Spec.Budget
+	},
 			for text, ok := range map[string]func(rune) bool{got: unicode.IsPrint, plain: func(r rune) bool { return r >= ' ' && r <= '~' }} {
 				if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !ok(r) }); i >= 0 {
 					t.Errorf("a terminal gets %q", text[i:min(i+10, len(text))])
@@ -294,6 +306,8 @@ func TestFixes(t *testing.T) {
 	}
 }
 
+		"own-budget":      {explain.OutcomeWaiting, "kubectl -n shop delete reservation warm", true},
+		"budget":          {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
 // TestOwnersAreNamesOnly: the author of a pod writes its owner's name; no command has one that a shell
 // would take for more.
 func TestOwnersAreNamesOnly(t *testing.T) {
