@@ -20,6 +20,7 @@ const (
 	// Reasons of the agent and of the broker.
 	reasonBrokerUnreachable = "BrokerUnreachable"
 	reasonNotPreferred      = "NotPreferred"
+	reasonUnusable          = "Unusable"
 )
 
 // system returns the namespace of Spillway.
@@ -153,7 +154,7 @@ func (w *walk) providers() {
 		if r.Reason == reasonNotPreferred {
 			state = Skipped
 		}
-		details = append(details, Detail{State: state, Subject: r.Cluster, Reason: r.Reason, Message: r.Message})
+		details = append(details, Detail{State: state, Subject: r.Cluster, Reason: r.Reason, Message: r.Message + w.usableAgain(&r)})
 	}
 	for _, c := range decision.RejectionCounts {
 		message := ""
@@ -184,6 +185,16 @@ func (w *walk) chosen() (clusters []string) {
 		clusters = append(clusters, a.Cluster)
 	}
 	return clusters
+}
+
+// usableAgain says of a provider whose grant this cluster could not use that its node is as it has to be by
+// now: the broker learns of that when it asks the provider again.
+func (w *walk) usableAgain(r *broker.ClusterRejection) string {
+	node := w.virtualNode(r.Cluster)
+	if r.Reason != reasonUnusable || node == nil || node.Spec.Unschedulable || unready(node) != "" {
+		return ""
+	}
+	return fmt.Sprintf(" That was so when it was asked: node %s is ready and not cordoned now.", node.Name)
 }
 
 // allocated describes an allocation.
@@ -251,6 +262,10 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 	}
 	for _, reason := range reasonsOf(decision) {
 		switch reason {
+		case reasonUnusable:
+			if w.usableAgain(&r) != "" {
+				return &Fix{Message: "Wait: the broker asks " + r.Cluster + " again by itself, after retryAfter of its BrokerConfig (30 s), and longer if it has asked several times."}
+			}
 		case capacity.ReasonInsufficientCapacity, capacity.ReasonPartialCapacity, capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled:
 			return &Fix{Message: capacity.Fix(reason)}
 		}

@@ -214,6 +214,11 @@ var situations = map[string]func(*explain.Observed){
 	},
 	"reservation": func(o *explain.Observed) {
 		asked(o, 3, granted(3))
+	"uncordoned": func(o *explain.Observed) {
+		asked(o, 3, queued(1, broker.ClusterRejection{Cluster: "paris", Reason: "Unusable", Message: "Pods of the consumer cannot use what this provider granted: node spillway-paris is cordoned in this cluster; " +
+			"kubectl uncordon spillway-paris lets pods use it. The provider is asked again later."}))
+		o.Nodes = []corev1.Node{node("paris", corev1.ConditionTrue, "")}
+	},
 		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "web-1a2b3c4d"}, nil
 	},
 	"hostile": func(o *explain.Observed) {
