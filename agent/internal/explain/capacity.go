@@ -83,15 +83,22 @@ func (w *walk) reservation() {
 func (w *walk) noReservation(name string) {
 	failed, refused := w.event(eventFailed)
 	delayed, later := w.event(eventDelayed)
+	said := w.waits()
 	switch {
+	case w.unreadable(Reservations) && said != nil && said.Reason != eventFailed:
+		state := Waiting
+		if said.Status == corev1.ConditionTrue {
+			state = OK
+		}
+		w.step(name, state, said.Message, Detail{State: Unknown, Subject: "more", Message: w.permission(Reservations)})
+	case refused && w.provider == "":
+		w.stop(name, failed, &Fix{Message: "Correct what the message says: capacity is requested again by itself."})
 	case w.unreadable(Reservations):
 		w.step(name, Unknown, w.permission(Reservations))
 	case w.provider != "":
 		w.step(name, OK, "it uses capacity of a Reservation that is not here: of one in the hub, or of one that has ended")
 	case w.Pod == nil:
 		w.stop(name, fmt.Sprintf("Reservation %s does not exist", w.Asked.Name), nil)
-	case refused:
-		w.stop(name, failed, &Fix{Message: "Correct what the message says: capacity is requested again by itself."})
 	case later:
 		w.step(name, Waiting, delayed)
 	case w.Pod.UID == "":
@@ -180,13 +187,6 @@ func (w *walk) providers() {
 	}
 }
 
-func (w *walk) chosen() (clusters []string) {
-	for _, a := range w.status.Allocations {
-		clusters = append(clusters, a.Cluster)
-	}
-	return clusters
-}
-
 // usableAgain says of a provider whose grant this cluster could not use that its node is as it has to be by
 // now: the broker learns of that when it asks the provider again.
 func (w *walk) usableAgain(r *broker.ClusterRejection) string {
@@ -195,6 +195,13 @@ func (w *walk) usableAgain(r *broker.ClusterRejection) string {
 		return ""
 	}
 	return fmt.Sprintf(" That was so when it was asked: node %s is ready and not cordoned now.", node.Name)
+}
+
+func (w *walk) chosen() (clusters []string) {
+	for _, a := range w.status.Allocations {
+		clusters = append(clusters, a.Cluster)
+	}
+	return clusters
 }
 
 // allocated describes an allocation.
@@ -255,6 +262,10 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 			return fix
 		case "OverBudget", "PriceUnknown", "Excluded", "OtherRegion", "OtherZone":
 			return w.otherTerms(fix, r.Reason)
+		case reasonUnusable:
+			if w.usableAgain(&r) != "" {
+				return &Fix{Message: "Wait: the broker asks " + r.Cluster + " again by itself, after retryAfter of its BrokerConfig (30 s), and longer if it has asked several times."}
+			}
 		case "Unreachable":
 			fix.Commands = []string{w.agentLogs()}
 			return fix
@@ -262,10 +273,6 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 	}
 	for _, reason := range reasonsOf(decision) {
 		switch reason {
-		case reasonUnusable:
-			if w.usableAgain(&r) != "" {
-				return &Fix{Message: "Wait: the broker asks " + r.Cluster + " again by itself, after retryAfter of its BrokerConfig (30 s), and longer if it has asked several times."}
-			}
 		case capacity.ReasonInsufficientCapacity, capacity.ReasonPartialCapacity, capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled:
 			return &Fix{Message: capacity.Fix(reason)}
 		}
@@ -273,24 +280,6 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 	return &Fix{Message: capacity.Fix("Refused")}
 }
 
-// restrict completes the fix that lets a workload comply with the Pod Security Standard restricted.
-func (w *walk) restrict(fix *Fix) *Fix {
-	if w.Pod == nil {
-		return fix
-	}
-	resource, ok := w.template()
-	if !ok {
-		return fix
-	}
-	type object = map[string]any
-	var containers []object
-	for _, c := range w.Pod.Spec.Containers {
-		containers = append(containers, object{"name": c.Name, "securityContext": object{"allowPrivilegeEscalation": false, "capabilities": object{"drop": []string{"ALL"}}}})
-	}
-	patch, err := json.Marshal(object{"spec": object{"template": object{"spec": object{
-		"securityContext": object{"runAsNonRoot": true, "seccompProfile": object{"type": "RuntimeDefault"}}, "containers": containers,
-	}}}})
-	if err == nil {
 // otherTerms completes the fix of a budget or placement that a provider does not meet. A Reservation keeps
 // those that it was created with: its author's, or those of the policy.
 func (w *walk) otherTerms(fix *Fix, reason string) *Fix {
@@ -311,6 +300,24 @@ func (w *walk) otherTerms(fix *Fix, reason string) *Fix {
 	return fix
 }
 
+// restrict completes the fix that lets a workload comply with the Pod Security Standard restricted.
+func (w *walk) restrict(fix *Fix) *Fix {
+	if w.Pod == nil {
+		return fix
+	}
+	resource, ok := w.template()
+	if !ok {
+		return fix
+	}
+	type object = map[string]any
+	var containers []object
+	for _, c := range w.Pod.Spec.Containers {
+		containers = append(containers, object{"name": c.Name, "securityContext": object{"allowPrivilegeEscalation": false, "capabilities": object{"drop": []string{"ALL"}}}})
+	}
+	patch, err := json.Marshal(object{"spec": object{"template": object{"spec": object{
+		"securityContext": object{"runAsNonRoot": true, "seccompProfile": object{"type": "RuntimeDefault"}}, "containers": containers,
+	}}}})
+	if err == nil {
 		fix.Manual = true // sidecars that were added are not in the template
 		fix.Commands = []string{fmt.Sprintf("kubectl -n %s patch %s %s -p '%s'", w.Pod.Namespace, resource, w.Owner.Name, patch)}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -94,9 +95,9 @@ func insufficient(cluster, requested, available string) broker.ClusterRejection 
 		Message: fmt.Sprintf(`0 of 3 pods of pod set "pods" fit. %s.`, capacity.Insufficient(corev1.ResourceCPU, requested, available))}
 }
 
-// inParis binds the pod to the virtual node.
 var overBudget = broker.ClusterRejection{Cluster: "paris", Reason: "OverBudget", Message: "The price is 1.50 EUR per hour, and the budget is 1 EUR."}
 
+// inParis binds the pod to the virtual node.
 func inParis(o *explain.Observed) {
 	asked(o, 3, granted(3))
 	o.Pod.Spec.NodeName = broker.VirtualNodeName("paris")
@@ -115,6 +116,16 @@ func settingUp(o *explain.Observed) {
 	o.Nodes = nil
 	o.Reservations[0].Status.Conditions = nil
 	o.Instructions[0].Status.Conditions = []metav1.Condition{condition(broker.ConditionPeered, metav1.ConditionFalse, "Waiting", "waiting for the answer of paris")}
+}
+
+// says is what the pod's condition says, where only the pod may be read.
+func says(o *explain.Observed, reason, message string) {
+	o.Pod.Status.Conditions = append(o.Pod.Status.Conditions, corev1.PodCondition{Type: broker.PodOverflow, Status: corev1.ConditionFalse, Reason: reason, Message: message})
+	o.Namespace = nil
+	for what, permission := range map[string]string{explain.Events: " in namespace shop", explain.Namespaces: "", explain.Policies: "", explain.Reservations: " in namespace shop"} {
+		o.Unreadable = append(o.Unreadable, explain.Unreadable{What: what, Permission: "list " + what + permission})
+	}
+	slices.SortFunc(o.Unreadable, func(a, b explain.Unreadable) int { return strings.Compare(a.What, b.What) })
 }
 
 // situations are what users ask about.
@@ -203,6 +214,25 @@ var situations = map[string]func(*explain.Observed){
 		o.Unreadable = []explain.Unreadable{{What: explain.Namespaces, Permission: "get namespaces"}, {What: explain.Policies, Permission: "list overflowpolicies.broker.fluidos.eu"},
 			{What: explain.Instructions, Permission: "list reservationinstructions.broker.fluidos.eu in namespace spillway-system"}}
 	},
+	"pod-condition": func(o *explain.Observed) { // all that the author of the pod may read
+		says(o, "OverflowQueued", "No other cluster has room for the pod now. paris: Insufficient cpu: requested 6, available 1500m. Wait: the capacity is requested again when it appears. "+
+			"Its Reservation web-1a2b3c4d was number 3 in the queue at 12:04 UTC.")
+	},
+	"pod-condition-failed": func(o *explain.Observed) {
+		says(o, "OverflowFailed", "Reservation web-1a2b3c4d failed: No cluster has a node that is large enough.")
+	},
+	"pod-condition-not-possible": func(o *explain.Observed) {
+		says(o, "OverflowNotPossible", "The pod cannot overflow: it uses the volume of a node. It waits for a node of this cluster.")
+	},
+	"pod-condition-granted": func(o *explain.Observed) {
+		says(o, "OverflowGranted", "Granted capacity for pods of this owner: 3 in paris (Reservation web-1a2b3c4d).")
+		o.Pod.Status.Conditions[1].Status = corev1.ConditionTrue
+	},
+	"uncordoned": func(o *explain.Observed) {
+		asked(o, 3, queued(1, broker.ClusterRejection{Cluster: "paris", Reason: "Unusable", Message: "Pods of the consumer cannot use what this provider granted: node spillway-paris is cordoned in this cluster; " +
+			"kubectl uncordon spillway-paris lets pods use it. The provider is asked again later."}))
+		o.Nodes = []corev1.Node{node("paris", corev1.ConditionTrue, "")}
+	},
 	"at-home": func(o *explain.Observed) {
 		o.Pod.Spec.NodeName, o.Pod.Status = "rome-1", corev1.PodStatus{Phase: corev1.PodRunning}
 	},
@@ -214,12 +244,17 @@ var situations = map[string]func(*explain.Observed){
 	},
 	"reservation": func(o *explain.Observed) {
 		asked(o, 3, granted(3))
-	"uncordoned": func(o *explain.Observed) {
-		asked(o, 3, queued(1, broker.ClusterRejection{Cluster: "paris", Reason: "Unusable", Message: "Pods of the consumer cannot use what this provider granted: node spillway-paris is cordoned in this cluster; " +
-			"kubectl uncordon spillway-paris lets pods use it. The provider is asked again later."}))
-		o.Nodes = []corev1.Node{node("paris", corev1.ConditionTrue, "")}
-	},
 		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "web-1a2b3c4d"}, nil
+	},
+	"own-budget": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}}}
+		r := asked(o, 3, queued(1, overBudget))
+		r.Name, r.Labels, r.Spec.Budget = "warm", nil, &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}
+		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "warm"}, nil
+	},
+	"budget": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}, Spec: broker.OverflowPolicySpec{Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}}}}
+		asked(o, 3, queued(1, overBudget)).Spec.Budget = o.Policies[0].Spec.Budget
 	},
 	"hostile": func(o *explain.Observed) {
 		asked(o, 3, queued(1, broker.ClusterRejection{Cluster: "pa\x1b[31mris", Reason: "Refused\r\n", Message: "\x1b]0;owned\x07 \u202e" + strings.Repeat("x\x9b", 4000)}))
@@ -251,16 +286,6 @@ func TestSituations(t *testing.T) {
 				t.Errorf("where Spillway is in another namespace, it says %q", named.Fix.Commands)
 			}
 			plain := e.Text(explain.Style{ASCII: true, Wide: true})
-	"own-budget": func(o *explain.Observed) {
-		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}}}
-		r := asked(o, 3, queued(1, overBudget))
-		r.Name, r.Labels, r.Spec.Budget = "warm", nil, &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}
-		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "warm"}, nil
-	},
-	"budget": func(o *explain.Observed) {
-		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}, Spec: broker.OverflowPolicySpec{Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}}}}
-		asked(o, 3, queued(1, overBudget)).Spec.Budget = o.Policies[0].Spec.Budget
-	},
 			for text, ok := range map[string]func(rune) bool{got: unicode.IsPrint, plain: func(r rune) bool { return r >= ' ' && r <= '~' }} {
 				if i := strings.IndexFunc(text, func(r rune) bool { return r != '\n' && !ok(r) }); i >= 0 {
 					t.Errorf("a terminal gets %q", text[i:min(i+10, len(text))])
@@ -281,6 +306,8 @@ func TestFixes(t *testing.T) {
 		"capped":          {explain.OutcomeBlocked, `{"cpu":"6"}`, true},
 		"queued":          {outcome: explain.OutcomeWaiting, fix: ""},
 		"pod-security":    {explain.OutcomeWaiting, `"runAsNonRoot":true`, true},
+		"own-budget":      {explain.OutcomeWaiting, "kubectl -n shop delete reservation warm", true},
+		"budget":          {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
 		"cordoned":        {explain.OutcomeBlocked, "kubectl uncordon", true},
 		"failed":          {explain.OutcomeBlocked, "delete reservation", true},
 		"gang-incomplete": {outcome: explain.OutcomeBlocked, fix: ""},
@@ -311,8 +338,6 @@ func TestFixes(t *testing.T) {
 	}
 }
 
-		"own-budget":      {explain.OutcomeWaiting, "kubectl -n shop delete reservation warm", true},
-		"budget":          {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
 // TestOwnersAreNamesOnly: the author of a pod writes its owner's name; no command has one that a shell
 // would take for more.
 func TestOwnersAreNamesOnly(t *testing.T) {

@@ -84,14 +84,30 @@ func (o *Observed) permission(what string) string {
 	return "not known"
 }
 
-// event returns the message of the pod's last event of a reason.
+// event returns the message of the pod's last event of a reason, or of its condition, which has the reasons
+// of events while it waits.
 func (o *Observed) event(reason string) (message string, ok bool) {
 	for _, e := range o.Events {
 		if e.Reason == reason {
 			return e.Message, true
 		}
 	}
+	if c := o.waits(); c != nil && c.Reason == reason {
+		return c.Message, true
+	}
 	return "", false
+}
+
+// waits is the condition of the pod that says what it waits for, nil if it has none.
+func (o *Observed) waits() *corev1.PodCondition {
+	if o.Pod != nil {
+		for i := range o.Pod.Status.Conditions {
+			if c := &o.Pod.Status.Conditions[i]; c.Type == broker.PodOverflow {
+				return c
+			}
+		}
+	}
+	return nil
 }
 
 // reservation returns the Reservation that is asked about, that the pod uses, or that is to serve it.
