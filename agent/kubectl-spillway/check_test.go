@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	"github.com/spillway-dev/spillway/agent/internal/health"
@@ -54,11 +57,12 @@ func TestCheck(t *testing.T) {
 			t.Errorf("check: %s is %s, want %s\n%s", name, got[name], want, out)
 		}
 	}
-	out, _ = c.run(0, "check", "--as=alice")
-	if !strings.Contains(out, "you may not list secrets") && !strings.Contains(out, "you may not get secrets in namespace spillway-system") {
-		t.Errorf("check without permissions says\n%s", out)
+	c.refuses("check")
+	c.refuses("check", "-o=yaml")
+	c.grantSystem("bob")
+	if out, _ = c.run(0, "check", "--as=bob"); !strings.Contains(out, "Note: you may not get secrets in namespace spillway-system.") {
+		t.Errorf("check with some permissions says\n%s", out)
 	}
-	c.run(0, "check", "-o=yaml", "--as=alice")
 
 	bare := clusterOf(t, controlplane.StartBare(t))
 	if out, _ := bare.run(0, "check", "--pre"); !strings.Contains(out, "helm installs them") {
@@ -95,10 +99,39 @@ func TestClusters(t *testing.T) {
 	if _, errors := c.run(exitNoAnswer, "clusters", "--hub-context=hub"); !strings.Contains(errors, `context "hub" does not exist`) {
 		t.Errorf("clusters with an unknown hub fails with %q", errors)
 	}
-	if out, _ = c.run(0, "clusters", "--hub-context=rome", "--as=alice"); strings.Contains(out, "berlin") {
-		t.Errorf("clusters reads the hub as another user than --as:\n%s", out)
+	c.refuses("clusters")
+	c.refuses("clusters", "--hub-context=rome") // which is read as the same user
+	c.grantSystem("bob")
+	if out, _ = c.run(0, "clusters", "--as=bob"); !strings.Contains(out, "rome") || !strings.Contains(out, "Note: you may not list nodes.") {
+		t.Errorf("clusters with some permissions says\n%s", out)
 	}
-	if out, _ = c.run(0, "clusters", "--as=alice"); !strings.Contains(out, "you may not list nodes") {
-		t.Errorf("clusters without permissions says\n%s", out)
+}
+
+// refuses expects that a verb says nothing but which permissions alice lacks, and what gives them.
+func (c *testCluster) refuses(arguments ...string) {
+	c.t.Helper()
+	out, errors := c.run(exitNoAnswer, append(arguments, "--as=alice")...)
+	for _, want := range []string{"list clusteradvertisements.broker.fluidos.eu in namespace spillway-system",
+		"kubectl -n spillway-system create role spillway-reader --verb=get,list,watch --resource=", "--role=spillway-reader --user=NAME"} {
+		if !strings.Contains(errors, want) {
+			c.t.Errorf("%v fails with %q, want %q", arguments, errors, want)
+		}
 	}
+	if out != "" {
+		c.t.Errorf("%v prints\n%s", arguments, out)
+	}
+}
+
+// grantSystem lets a user read in the namespace of Spillway what a namespaced role gives.
+func (c *testCluster) grantSystem(user string) {
+	c.t.Helper()
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: broker.SystemNamespace, Name: "system"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"apps", "coordination.k8s.io", broker.Group}, Resources: []string{"*"}, Verbs: []string{"get", "list"}}}}
+	c.create(role, &rbacv1.RoleBinding{ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "system"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}}})
+	expect.Eventually(c.t, user+" may read", func() (bool, string) {
+		var stdout, stderr bytes.Buffer
+		run(c.t.Context(), append(append([]string{}, c.args...), "--as="+user, "clusters"), genericclioptions.IOStreams{Out: &stdout, ErrOut: &stderr})
+		return strings.Contains(stdout.String(), "rome"), stderr.String()
+	})
 }

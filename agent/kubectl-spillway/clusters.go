@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
+
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/explain"
 	"github.com/spillway-dev/spillway/agent/internal/health"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -45,12 +48,15 @@ pods may use, what is lent to others, what guests use of that, what is free, and
 				var advertisements broker.ClusterAdvertisementList
 				r.list(health.Advertisements, &advertisements, client.InNamespace(o.system))
 				hub = &health.Observed{Now: observed.Now, Unreadable: r.wait()}
-				if err := r.err(there); err != nil {
+				if err := cmp.Or(r.err(there), there.forbidden(hub.Unreadable, health.Advertisements)); err != nil {
 					return err
 				}
 				hub.Advertisements = advertisements.Items
 			}
 			table := health.Clusters(observed, pods.Items, hub)
+			if err := o.forbidden(observed.Unreadable, health.Advertisements, explain.Nodes, explain.Instructions); err != nil && len(table.Clusters) == 0 {
+				return err
+			}
 			return o.print(table, table.Text)
 		},
 	}

@@ -31,7 +31,7 @@ import (
 const (
 	// exitNo: the answer is no, such as of status if something does not work.
 	exitNo = 1
-	// exitNoAnswer: the question cannot be answered.
+	// exitNoAnswer: the question cannot be answered, such as for missing permissions.
 	exitNoAnswer = 2
 )
 
@@ -103,7 +103,7 @@ func newCommand(streams genericclioptions.IOStreams) *cobra.Command {
 		Long: `Asks Spillway why a pod waits, where it runs, and what state it is in itself.
 
 Every verb works with the permissions of the caller, and says which one is missing.
-Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer.`,
+Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer, such as for missing permissions.`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl spillway"},
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -54,7 +54,7 @@ func (r *reader) note(verb, what, namespace string, err error) (ok bool) {
 	}
 	denied := explain.Unreadable{What: what, Reason: err.Error()}
 	if apierrors.IsForbidden(err) {
-		denied = explain.Unreadable{What: what, Permission: verb + " " + what}
+		denied = explain.Unreadable{What: what, Permission: verb + " " + what, Namespace: namespace}
 		if namespace != "" {
 			denied.Permission += " in namespace " + namespace
 		}
@@ -80,6 +80,15 @@ func (r *reader) wait() []explain.Unreadable {
 	r.running.Wait()
 	slices.SortFunc(r.denied, func(a, b explain.Unreadable) int { return strings.Compare(a.What, b.What) })
 	return r.denied
+}
+
+// forbidden is the error of a verb without an answer because the caller may not read one of some kinds, nil
+// if it may read all of them.
+func (o *options) forbidden(unreadable []explain.Unreadable, kinds ...string) error {
+	if !slices.ContainsFunc(unreadable, func(u explain.Unreadable) bool { return u.Permission != "" && slices.Contains(kinds, u.What) }) {
+		return nil
+	}
+	return fmt.Errorf("nothing is known of Spillway in %s: %s", o.cluster(), explain.Forbidden(unreadable))
 }
 
 // err is why nothing can be concluded from what was read.

@@ -29,8 +29,8 @@ func newStatus(o *options) *cobra.Command {
 		Short: "Say whether Spillway works here: agent, hub, scheduler, peers, queue",
 		Long: `Says whether Spillway works in this cluster: its agent, the hub, the scheduler, the peers and the queue.
 
-Exits with 0 if all is well, as far as you may see it, 1 if not, and 2 if nothing is known. Reservations
-that wait for capacity are well.`,
+Exits with 0 if all is well, as far as you may see it, 1 if not, and 2 if nothing is known. That Reservations
+wait for capacity is well.`,
 		Example: `  kubectl spillway status
   kubectl spillway status --wait=2m && kubectl apply -f job.yaml`,
 		Args:              cobra.NoArgs,
@@ -63,8 +63,8 @@ that wait for capacity are well.`,
 // report prints a report: its error is whether all is well.
 func (o *options) report(report health.Report) error {
 	if !report.Known() {
-		if len(report.Unreadable) > 0 && report.Unreadable[0].Permission != "" {
-			return fmt.Errorf("nothing is known of Spillway in %s: you may not %s", o.cluster(), report.Unreadable[0].Permission)
+		if err := o.forbidden(report.Unreadable, health.Deployments, health.Leases); err != nil {
+			return err
 		}
 		return fmt.Errorf("nothing is known of Spillway in %s", o.cluster())
 	}

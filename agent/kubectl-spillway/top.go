@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
+	"github.com/spillway-dev/spillway/agent/internal/health"
 	"github.com/spillway-dev/spillway/agent/internal/top"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/text"
@@ -46,6 +47,9 @@ sees. Nothing is polled: it watches. With --once, -o json or yaml, or if standar
 			first := top.Remember(c)
 			board, err := o.board(command.Context(), first)
 			if err != nil {
+				return err
+			}
+			if err := o.forbidden(board.Unreadable, health.Advertisements, explain.Nodes, explain.Instructions, explain.Reservations); err != nil && board.Empty() {
 				return err
 			}
 			if once || !o.draws() {

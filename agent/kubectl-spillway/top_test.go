@@ -37,8 +37,11 @@ func TestTop(t *testing.T) {
 	if len(board.Flows) != 1 || board.Flows[0].To != "paris" || board.Flows[0].Pods != 1 {
 		t.Errorf("top as JSON is %s", out)
 	}
-	if out, _ := c.run(0, "top", "--as=alice"); !strings.Contains(out, "you may not list nodes") {
-		t.Errorf("top without permissions says\n%s", out)
+	c.refuses("top")
+	c.refuses("top", "-o=json")
+	c.grantSystem("bob")
+	if out, _ := c.run(0, "top", "--as=bob"); !strings.Contains(out, "you may not list nodes") {
+		t.Errorf("top with some permissions says\n%s", out)
 	}
 	c.run(exitNoAnswer, "top", "--server=https://127.0.0.1:1")
 }

@@ -338,6 +338,27 @@ func TestFixes(t *testing.T) {
 	}
 }
 
+// TestForbidden: what is missing, and what gives it; no one is advised to show Secrets.
+func TestForbidden(t *testing.T) {
+	denied := func(what, namespace string) explain.Unreadable {
+		return explain.Unreadable{What: what, Permission: "list " + what, Namespace: namespace}
+	}
+	for want, unreadable := range map[string][]explain.Unreadable{
+		"": {{What: explain.Reservations, Reason: "there is no such kind"}},
+		"you may not list nodes. An administrator permits it by: kubectl create clusterrole spillway-reader --verb=get,list,watch --resource=nodes; " +
+			"kubectl create clusterrolebinding spillway-reader --clusterrole=spillway-reader --user=NAME": {denied("nodes", "")},
+		"you may not list nodes, and 4 more. An administrator permits it by: kubectl create clusterrole spillway-reader --verb=get,list,watch --resource=nodes,pods; " +
+			"kubectl create clusterrolebinding spillway-reader --clusterrole=spillway-reader --user=NAME; " +
+			"kubectl -n spillway-system create role spillway-reader --verb=get,list,watch --resource=deployments.apps,leases.coordination.k8s.io; " +
+			"kubectl -n spillway-system create rolebinding spillway-reader --role=spillway-reader --user=NAME": {
+			denied("nodes", ""), denied("secrets", "spillway-system"), denied("deployments.apps", "spillway-system"), denied("pods", ""), denied("leases.coordination.k8s.io", "spillway-system")},
+	} {
+		if got := explain.Forbidden(unreadable); got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
 // TestOwnersAreNamesOnly: the author of a pod writes its owner's name; no command has one that a shell
 // would take for more.
 func TestOwnersAreNamesOnly(t *testing.T) {

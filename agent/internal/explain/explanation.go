@@ -75,8 +75,9 @@ type Fix struct {
 type Unreadable struct {
 	// What is the plural of a kind.
 	What string `json:"what"`
-	// Permission that is missing, as "list nodes"; empty if that is not why.
+	// Permission that is missing, as "list nodes"; empty if that is not why. Namespace is where, empty for all.
 	Permission string `json:"permission,omitempty"`
+	Namespace  string `json:"namespace,omitempty"`
 	// Reason why it could not be read, if not for a missing permission.
 	Reason string `json:"reason,omitempty"`
 }

@@ -2,6 +2,8 @@ package explain
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
@@ -98,6 +100,41 @@ func Notes(style Style, unreadable []Unreadable) string {
 		}
 	}
 	return b.String()
+}
+
+// Forbidden says which permissions are missing, and by which commands an administrator gives them; "" if
+// none is. Secrets are left out of the commands: they are for administrators.
+func Forbidden(unreadable []Unreadable) string {
+	resources := map[string][]string{} // by namespace
+	first, n := "", 0
+	for _, u := range unreadable {
+		if u.Permission == "" {
+			continue
+		}
+		if n++; n == 1 {
+			first = u.Permission
+		}
+		if of := resources[u.Namespace]; u.What != "secrets" && !slices.Contains(of, u.What) {
+			resources[u.Namespace] = append(of, u.What)
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	var commands []string
+	for _, namespace := range slices.Sorted(maps.Keys(resources)) {
+		kind, kubectl := "role", "kubectl -n "+namespace
+		if namespace == "" {
+			kind, kubectl = "clusterrole", "kubectl"
+		}
+		commands = append(commands, fmt.Sprintf("%s create %s spillway-reader --verb=get,list,watch --resource=%s", kubectl, kind, strings.Join(resources[namespace], ",")),
+			fmt.Sprintf("%s create %sbinding spillway-reader --%s=spillway-reader --user=NAME", kubectl, kind, kind))
+	}
+	more := ""
+	if n > 1 {
+		more = fmt.Sprintf(", and %d more", n-1)
+	}
+	return fmt.Sprintf("you may not %s%s. An administrator permits it by: %s", first, more, strings.Join(commands, "; "))
 }
 
 // Columns aligns rows.

@@ -57,9 +57,14 @@ type Report struct {
 	Unreadable []explain.Unreadable `json:"unreadable,omitempty"`
 }
 
-// Known reports whether anything could be read.
+// public are the steps that everyone may see.
+var public = []string{"Kubernetes", "CRDs", "Clocks"}
+
+// Known reports whether anything of Spillway could be read, or is seen to be wrong.
 func (r *Report) Known() bool {
-	return slices.ContainsFunc(r.Steps, func(s explain.Step) bool { return s.State != explain.Unknown && s.State != explain.Skipped })
+	return slices.ContainsFunc(r.Steps, func(s explain.Step) bool {
+		return s.State == explain.Failed || s.State != explain.Unknown && s.State != explain.Skipped && !slices.Contains(public, s.Name)
+	})
 }
 
 // Text returns the report as lines for people.

@@ -104,6 +104,11 @@ func Of(o *health.Observed, overflowed []corev1.Pod) Board {
 	return b
 }
 
+// Empty reports whether it shows nothing.
+func (b *Board) Empty() bool {
+	return len(b.Clusters)+len(b.Flows)+b.Placed+b.Waiting+b.Failed == 0
+}
+
 // ofHub reports whether a Reservation is the broker's.
 func ofHub(o *health.Observed, r *broker.Reservation) bool {
 	return r.Namespace == o.System && r.Labels[broker.LabelRequester] != ""
