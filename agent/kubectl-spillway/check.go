@@ -23,8 +23,9 @@ func newCheck(o *options) *cobra.Command {
 		Use:   "check",
 		Short: "Check the installation: versions, CRDs, permissions, webhook, clocks, certificates, network",
 		Long: `Checks how Spillway was installed in this cluster, with what to do about each thing that is wrong. Whether the
-broker and the providers answer is asked from this machine, too; what counts is what the agent reports. With --pre, it
-checks whether it can be installed: the version of Kubernetes, and your permissions. Exit codes are those of status.`,
+broker and the providers answer is asked from this machine, too; what counts is what the agent reports.
+Whether new pods are steered to Spillway's scheduler is tried by a dry run, which creates nothing. With --pre, it checks
+whether it can be installed: the version of Kubernetes, and your permissions. Exit codes are those of status.`,
 		Example: `  kubectl spillway check --pre && helm install …
   kubectl spillway check -o yaml`,
 		Args:              cobra.NoArgs,
@@ -82,6 +83,9 @@ func (o *options) observeInstallation(r *reader, pre bool) (*health.Installation
 	}
 	in.Observed = *observed
 	in.Webhooks, in.EndpointSlices, in.NetworkPolicies, in.OptedIn = webhooks.Items, endpoints.Items, policies.Items, len(namespaces.Items)
+	if webhook := in.Steering(); webhook != nil {
+		in.Trial = probe.Steering(r.ctx, r, webhook, namespaces.Items)
+	}
 	for _, d := range in.Deployments {
 		in.Permissions = append(in.Permissions, probe.Needed(r.ctx, r, d.Name, o.system)...)
 	}

@@ -3,20 +3,27 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	"github.com/spillway-dev/spillway/agent/internal/health"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
+	"github.com/spillway-dev/spillway/scheduler-plugin/steering"
 )
 
 // states are those of the steps of a report, by their names.
@@ -70,6 +77,36 @@ func TestCheck(t *testing.T) {
 	}
 	if out, _ := bare.run(exitNo, "check"); !strings.Contains(out, "does not serve ClusterAdvertisement") {
 		t.Errorf("check of a new cluster says\n%s", out)
+	}
+}
+
+// TestCheckWebhook: a webhook outside of the cluster has no pods in it, and is tried.
+func TestCheckWebhook(t *testing.T) {
+	c := clusterOf(t, controlplane.Start(t))
+	c.shop()
+	c.installed()
+	var leads atomic.Bool
+	leads.Store(true)
+	server := httptest.NewTLSServer(steering.Handler(steering.Options{Leads: leads.Load}))
+	defer server.Close()
+	c.create(&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: health.Scheduler}, Webhooks: []admissionv1.MutatingWebhook{{
+		Name: health.SteeringWebhook, AdmissionReviewVersions: []string{"v1"}, SideEffects: ptr.To(admissionv1.SideEffectClassNone), FailurePolicy: ptr.To(admissionv1.Ignore),
+		ClientConfig:      admissionv1.WebhookClientConfig{URL: ptr.To(server.URL + steering.Path), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
+		Rules:             []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{admissionv1.Create}, Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}},
+		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{broker.LabelOverflow: broker.OverflowEnabled}},
+	}}})
+	for _, want := range []string{"a dry run in namespace shop was steered", "a dry run in namespace shop was not steered"} {
+		expect.Eventually(t, want, func() (bool, string) {
+			var stdout, stderr bytes.Buffer
+			run(t.Context(), append(append([]string{}, c.args...), "check", "-o=json"), genericclioptions.IOStreams{Out: &stdout, ErrOut: &stderr})
+			return strings.Contains(stdout.String(), want), stdout.String() + stderr.String()
+		})
+		leads.Store(false)
+	}
+	var pods corev1.PodList
+	expect.NoError(t, c.List(t.Context(), &pods))
+	if len(pods.Items) != 2 {
+		t.Errorf("check has created pods: there are %d", len(pods.Items))
 	}
 }
 

@@ -98,16 +98,16 @@ func (w *walk) pod() {
 	case len(w.Pod.Spec.SchedulingGates) > 0:
 		gate := w.Pod.Spec.SchedulingGates[0].Name
 		w.stop(name, fmt.Sprintf("Scheduling gate %s keeps the pod from being scheduled anywhere", gate), &Fix{Message: "Let what has set the gate remove it."})
-	case refused && !w.bound && steered(w.Pod):
+	case refused && !w.bound && Steered(w.Pod):
 		w.stop(name, said, change)
 	default:
 		w.step(name, OK, "it may overflow")
 	}
 }
 
-// steered reports whether Spillway's scheduler has taken over a pod: by its name, or by the
+// Steered reports whether Spillway's scheduler has taken over a pod: by its name, or by the
 // toleration that its webhook adds where it is the cluster's only scheduler.
-func steered(pod *corev1.Pod) bool {
+func Steered(pod *corev1.Pod) bool {
 	return pod.Spec.SchedulerName == broker.SchedulerName || demand.Steerable(pod) && len(demand.AddedTolerations(pod.Spec.Tolerations)) > 0
 }
 
@@ -116,9 +116,9 @@ func (w *walk) scheduler() {
 	const name = "Scheduler"
 	scheduler := cmp.Or(w.Pod.Spec.SchedulerName, corev1.DefaultSchedulerName)
 	switch {
-	case w.bound && w.provider == "" && !steered(w.Pod):
+	case w.bound && w.provider == "" && !Steered(w.Pod):
 		w.step(name, Skipped, scheduler)
-	case steered(w.Pod), w.provider != "":
+	case Steered(w.Pod), w.provider != "":
 		w.step(name, OK, scheduler)
 	case w.Pod.UID == "" && scheduler == corev1.DefaultSchedulerName:
 		w.step(name, OK, broker.SchedulerName+" takes its pods over")

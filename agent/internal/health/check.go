@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -46,6 +47,8 @@ type Installation struct {
 	NetworkPolicies []networkingv1.NetworkPolicy
 	// Identity is the Secret of the agent's certificate, nil if it could not be read.
 	Identity *corev1.Secret
+	// Trial of the webhook, nil without one.
+	Trial *Trial
 	// OptedIn is how many namespaces are.
 	OptedIn int
 	// Plugin is the version of this program, empty if it is not a released one.
@@ -67,6 +70,28 @@ type Permission struct {
 	Allowed   bool
 	// Unknown is why that is not known.
 	Unknown string
+}
+
+// Trial is a dry run of a new pod: whether it was steered, or why that is Unknown.
+type Trial struct {
+	Namespace string
+	Steered   bool
+	Unknown   string
+}
+
+// SteeringWebhook steers new pods.
+const SteeringWebhook = "steering." + broker.Group
+
+// Steering returns that webhook, nil if it is not there.
+func (in *Installation) Steering() *admissionv1.MutatingWebhook {
+	for i := range in.Webhooks {
+		for j := range in.Webhooks[i].Webhooks {
+			if w := &in.Webhooks[i].Webhooks[j]; in.Webhooks[i].Name == Scheduler && w.Name == SteeringWebhook {
+				return w
+			}
+		}
+	}
+	return nil
 }
 
 // consumerKinds are those of the agent's chart, hubKinds the others of the broker's.
@@ -228,24 +253,46 @@ func (s *status) permissions(in *Installation) {
 // webhook: whether new pods are steered.
 func (s *status) webhook(in *Installation) {
 	const name = "Webhook"
-	i := slices.IndexFunc(in.Webhooks, func(w admissionv1.MutatingWebhookConfiguration) bool { return w.Name == Scheduler })
+	w := in.Steering()
 	_, _, scheduler := s.program(Scheduler)
 	switch {
 	case s.unreadable(Webhooks):
 		s.unknown(name, Webhooks)
-	case i < 0 && scheduler:
+	case w == nil && scheduler:
 		s.fail(name, "there is no webhook "+Scheduler+": new pods are not steered, and do not overflow", explain.Fix{Message: "Upgrade the agent's chart, see charts/README.md#upgrade."})
-	case i < 0:
+	case w == nil:
 		s.step(name, explain.Skipped, "none: pods of this cluster do not overflow (scheduler.mode=none)")
-	case s.unreadable(EndpointSlices):
-		s.step(name, explain.OK, Scheduler+" is registered")
-	case !slices.ContainsFunc(in.EndpointSlices, func(e discoveryv1.EndpointSlice) bool {
-		return e.Labels[discoveryv1.LabelServiceName] == Scheduler && slices.ContainsFunc(e.Endpoints, func(p discoveryv1.Endpoint) bool { return p.Conditions.Ready == nil || *p.Conditions.Ready })
-	}):
-		s.fail(name, "no ready pod answers for Service "+Scheduler+": new pods stay with the default scheduler", s.logsOf(Scheduler))
+	case in.Trial != nil && in.Trial.Steered:
+		s.step(name, explain.OK, "a dry run in namespace "+in.Trial.Namespace+" was steered")
+	case in.Trial != nil && in.Trial.Unknown == "":
+		s.fail(name, "a dry run in namespace "+in.Trial.Namespace+" was not steered: new pods stay with the default scheduler", s.logsOf(Scheduler))
 	default:
-		s.step(name, explain.OK, Scheduler+" is registered, and pods answer for it")
+		s.called(name, in, &w.ClientConfig)
 	}
+}
+
+// called judges a webhook by what it names: whether an address answers, only a dry run shows.
+func (s *status) called(name string, in *Installation, config *admissionv1.WebhookClientConfig) {
+	message := Scheduler + " is registered"
+	ready := func(e discoveryv1.EndpointSlice) bool {
+		return e.Labels[discoveryv1.LabelServiceName] == config.Service.Name && slices.ContainsFunc(e.Endpoints, func(p discoveryv1.Endpoint) bool { return p.Conditions.Ready == nil || *p.Conditions.Ready })
+	}
+	switch service := config.Service; {
+	case service == nil:
+		message += " at " + ptr.Deref(config.URL, "")
+	case service.Namespace != s.System:
+		message += " at Service " + service.Namespace + "/" + service.Name
+	case s.unreadable(EndpointSlices):
+	case !slices.ContainsFunc(in.EndpointSlices, ready):
+		s.fail(name, "no ready pod answers for Service "+service.Name+": new pods stay with the default scheduler", s.logsOf(Scheduler))
+		return
+	default:
+		message += ", and pods answer for it"
+	}
+	if in.Trial != nil {
+		message += "; a dry run in namespace " + in.Trial.Namespace + " was refused: " + in.Trial.Unknown
+	}
+	s.step(name, explain.OK, message)
 }
 
 // renewBefore is how long before its end a certificate is to have been renewed.

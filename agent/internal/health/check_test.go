@@ -47,7 +47,7 @@ func installed(t *testing.T) *health.Installation {
 		NetworkPolicies: make([]networkingv1.NetworkPolicy, 2),
 		EndpointSlices:  []discoveryv1.EndpointSlice{{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: health.Scheduler}}, Endpoints: make([]discoveryv1.Endpoint, 1)}},
 		Webhooks: []admissionv1.MutatingWebhookConfiguration{{ObjectMeta: metav1.ObjectMeta{Name: health.Scheduler}, Webhooks: []admissionv1.MutatingWebhook{
-			{ClientConfig: admissionv1.WebhookClientConfig{CABundle: certificate(t, 3650*24*time.Hour)}}}}},
+			{Name: health.SteeringWebhook, ClientConfig: admissionv1.WebhookClientConfig{CABundle: certificate(t, 3650*24*time.Hour), Service: &admissionv1.ServiceReference{Namespace: "spillway-system", Name: health.Scheduler}}}}}},
 		ClockAhead:     ptr.To(2 * time.Second),
 		NetworkPlugins: []appsv1.DaemonSet{{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"}}, {ObjectMeta: metav1.ObjectMeta{Name: "cilium"}}},
 		Endpoints: []health.Endpoint{{Subject: "the broker", URL: "https://hub.example.com:30443", Ends: now.Add(90 * 24 * time.Hour)},
@@ -103,6 +103,42 @@ func TestCheck(t *testing.T) {
 				t.Errorf("all is well: %t", report.Well)
 			}
 		})
+	}
+}
+
+// TestWebhook: it is judged by what it names, and by a dry run where there is one.
+func TestWebhook(t *testing.T) {
+	url := func(in *health.Installation) {
+		in.EndpointSlices, in.Webhooks[0].Webhooks[0].ClientConfig.Service = nil, nil
+		in.Webhooks[0].Webhooks[0].ClientConfig.URL = ptr.To("https://192.0.2.7:9443/steer")
+	}
+	for name, of := range map[string]struct {
+		change func(*health.Installation)
+		state  explain.State
+		says   string
+	}{
+		"pods of its Service":   {func(*health.Installation) {}, explain.OK, "pods answer for it"},
+		"no pod of its Service": {func(in *health.Installation) { in.EndpointSlices = nil }, explain.Failed, "no ready pod answers for Service spillway-scheduler"},
+		"a Service elsewhere": {func(in *health.Installation) {
+			in.EndpointSlices, in.Webhooks[0].Webhooks[0].ClientConfig.Service.Namespace = nil, "edge"
+		}, explain.OK, "at Service edge/spillway-scheduler"},
+		"an address":             {url, explain.OK, "at https://192.0.2.7:9443/steer"},
+		"an address that steers": {func(in *health.Installation) { url(in); in.Trial = &health.Trial{Namespace: "shop", Steered: true} }, explain.OK, "a dry run in namespace shop was steered"},
+		"an address that does not steer": {func(in *health.Installation) { url(in); in.Trial = &health.Trial{Namespace: "shop"} }, explain.Failed,
+			"a dry run in namespace shop was not steered"},
+		"pods that do not steer": {func(in *health.Installation) { in.Trial = &health.Trial{Namespace: "shop"} }, explain.Failed, "new pods stay with the default scheduler"},
+		"no dry run": {func(in *health.Installation) {
+			url(in)
+			in.Trial = &health.Trial{Namespace: "shop", Unknown: "exceeded quota"}
+		}, explain.OK, "a dry run in namespace shop was refused: exceeded quota"},
+	} {
+		in := installed(t)
+		of.change(in)
+		for _, step := range health.Check(in, false).Steps {
+			if step.Name == "Webhook" && (step.State != of.state || !strings.Contains(step.Message, of.says)) {
+				t.Errorf("%s: it is %s: %s", name, step.State, step.Message)
+			}
+		}
 	}
 }
 
