@@ -130,6 +130,7 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer, such as for
 	o.complete(command)
 	command.AddCommand(newExplain(o), newWhatIf(o), newTop(o), newUsage(o), newStatus(o), newClusters(o), newCheck(o),
 		newReserve(o), newRelease(o), newCordon(o), newUncordon(o), newDrain(o))
+	explainBadInput(command)
 	return command
 }
 

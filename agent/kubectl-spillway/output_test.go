@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"path/filepath"
@@ -48,6 +49,32 @@ func TestCommandsInTexts(t *testing.T) {
 	}
 	if n < 20 {
 		t.Errorf("%d commands were found", n)
+	}
+}
+
+// TestBadInput: what cannot be meant is refused in a line that says what to write.
+func TestBadInput(t *testing.T) {
+	for arguments, want := range map[string]string{
+		"explian":                  `unknown command "explian"; did you mean explain? see kubectl spillway --help`,
+		"wombat":                   `unknown command "wombat"; see kubectl spillway --help`,
+		"explain":                  `0 arguments are given: write kubectl spillway explain (POD | TYPE/NAME | TYPE NAME), or see its --help`,
+		"reserve warm batch":       `2 arguments are given: write kubectl spillway reserve NAME, or see its --help`,
+		"status now":               `1 argument is given: write kubectl spillway status, or see its --help`,
+		"status --foo":             `unknown flag: --foo; see kubectl spillway status --help`,
+		"status -x":                `unknown shorthand flag: 'x' in -x; see kubectl spillway status --help`,
+		"reserve warm --cpu":       `flag needs an argument: --cpu; see kubectl spillway reserve --help`,
+		"reserve warm --pods=x":    `--pods="x" is not a whole number`,
+		"reserve warm --wait=soon": `--wait="soon" is not a duration, such as 5m or 24h`,
+		"top --once=maybe":         `--once="maybe" is not true or false`,
+		"what-if":                  `name a manifest by -f FILE, or standard input by -f -`,
+		"status -o xml":            `-o "xml" is none of wide, json and yaml`,
+		"drain paris --timeout=0s": `--timeout=0s must be above 0, such as 5m`,
+	} {
+		var out, errors bytes.Buffer
+		code := run(t.Context(), strings.Fields(arguments), genericclioptions.IOStreams{Out: &out, ErrOut: &errors})
+		if got := errors.String(); code != exitNoAnswer || got != "error: "+want+"\n" || out.Len() > 0 {
+			t.Errorf("%s exits with %d and says %q, want %q", arguments, code, got, want)
+		}
 	}
 }
 

@@ -41,6 +41,9 @@ Exits with 0 if all would be placed, 1 if not, and 2 if that is not known.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(command *cobra.Command, _ []string) error {
+			if len(files) == 0 {
+				return errors.New("name a manifest by -f FILE, or standard input by -f -")
+			}
 			c, err := o.client()
 			if err != nil {
 				return err
@@ -65,8 +68,7 @@ Exits with 0 if all would be placed, 1 if not, and 2 if that is not known.`,
 	flags.StringSliceVarP(&files, "filename", "f", nil, "Manifest in YAML or JSON, with one object or several; - is standard input.")
 	flags.StringVar(&hubContext, "hub-context", "", "Context of the hub, unless this cluster is the hub.")
 	flags.StringVar(&consumer, "consumer", "", "ID of the cluster that would ask. The one of the context if empty.")
-	err := errors.Join(command.MarkFlagRequired("filename"), command.RegisterFlagCompletionFunc("hub-context", o.completeContexts))
-	if err != nil {
+	if err := command.RegisterFlagCompletionFunc("hub-context", o.completeContexts); err != nil {
 		panic(err) // no such flag
 	}
 	return command

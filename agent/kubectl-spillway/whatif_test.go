@@ -89,9 +89,8 @@ func TestWhatIf(t *testing.T) {
 	}
 	for message, arguments := range map[string][]string{
 		"no such file":                      {"what-if", "-f", file + "x"},
-		`required flag(s) "filename"`:       {"what-if"},
 		"document 1":                        {"what-if", "-f", written(t, "a: [")},
-		"Object 'Kind' is missing":          {"what-if", "-f", written(t, "a: 1")},
+		"is no Kubernetes object":           {"what-if", "-f", written(t, "a: 1")},
 		"neither an object with pods nor a": {"what-if", "-f", written(t, "{apiVersion: v1, kind: Service, metadata: {name: s}}")},
 		"its pods have no containers":       {"what-if", "-f", written(t, "{apiVersion: v1, kind: Pod, metadata: {name: s}}")},
 		`context "hub" does not exist`:      {"what-if", "-f", file, "--hub-context=hub"},

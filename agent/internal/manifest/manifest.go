@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -20,6 +21,9 @@ import (
 
 // maxSize is the size of a manifest that is read, in bytes.
 const maxSize = 16 << 20
+
+// libraries is what those that read YAML write before what is wrong.
+var libraries = strings.NewReplacer("error converting YAML to JSON: ", "", "yaml: ", "")
 
 // Read reads the objects of files, of which "-" is standard input.
 func Read(files []string, stdin io.Reader) (objects []*unstructured.Unstructured, err error) {
@@ -47,12 +51,15 @@ func Read(files []string, stdin io.Reader) (objects []*unstructured.Unstructured
 			if errors.Is(err, io.EOF) {
 				break
 			}
+			if err != nil {
+				err = fmt.Errorf("is neither YAML nor JSON: %s", libraries.Replace(err.Error()))
+			}
 			object := &unstructured.Unstructured{}
 			if text := bytes.TrimSpace(raw.Raw); err == nil && (len(text) == 0 || string(text) == "null") {
 				continue
 			}
-			if err == nil {
-				err = object.UnmarshalJSON(raw.Raw)
+			if err == nil && object.UnmarshalJSON(raw.Raw) != nil {
+				err = errors.New("is no Kubernetes object: each has apiVersion, kind and metadata")
 			}
 			if err == nil && object.IsList() {
 				err = object.EachListItem(func(item runtime.Object) error {
@@ -63,7 +70,7 @@ func Read(files []string, stdin io.Reader) (objects []*unstructured.Unstructured
 				objects = append(objects, object)
 			}
 			if err != nil {
-				return nil, fmt.Errorf("the manifest %s: document %d: %w", file, n, err)
+				return nil, fmt.Errorf("the manifest %s: document %d %w", file, n, err)
 			}
 		}
 	}

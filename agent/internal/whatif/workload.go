@@ -1,9 +1,12 @@
 package whatif
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -48,10 +51,10 @@ func Of(object *unstructured.Unstructured, namespace string) (w Workload, ok boo
 	case corev1.SchemeGroupVersion.WithKind("Pod").GroupKind():
 		template = object.Object
 	default:
-		template = w.template(object)
+		template, err = w.template(object)
 	}
-	if template == nil {
-		return w, false, nil
+	if template == nil || err != nil {
+		return w, false, w.wrong(err)
 	}
 	w.Pod = &corev1.Pod{}
 	if err := into(template, w.Pod); err != nil || len(w.Pod.Spec.Containers) == 0 {
@@ -71,26 +74,29 @@ func Of(object *unstructured.Unstructured, namespace string) (w Workload, ok boo
 }
 
 // template returns the pod template of an object, nil if it has none, and counts its pods.
-func (w *Workload) template(object *unstructured.Unstructured) map[string]any {
+func (w *Workload) template(object *unstructured.Unstructured) (map[string]any, error) {
 	spec, _, _ := unstructured.NestedMap(object.Object, "spec")
 	if job, found, _ := unstructured.NestedMap(spec, "jobTemplate", "spec"); found {
 		spec = job
 	}
 	template, found, _ := unstructured.NestedMap(spec, "template")
 	if _, pods, _ := unstructured.NestedSlice(template, "spec", "containers"); !found || !pods {
-		return nil
+		return nil, nil
 	}
 	count := int64(1)
-	for _, field := range []string{"replicas", "parallelism"} {
-		if n, found, err := unstructured.NestedInt64(spec, field); found && err == nil {
+	for _, field := range []string{"replicas", "parallelism", "completions"} {
+		n, found, err := unstructured.NestedInt64(spec, field)
+		switch {
+		case err != nil && spec[field] != nil:
+			return nil, fmt.Errorf("%s must be a whole number", field)
+		case found && field == "completions":
+			count = min(count, n)
+		case found:
 			count = n
 		}
 	}
-	if n, found, err := unstructured.NestedInt64(spec, "completions"); found && err == nil {
-		count = min(count, n)
-	}
 	w.Count = int32(min(max(count, 0), maxCount))
-	return template
+	return template, nil
 }
 
 func (w *Workload) wrong(err error) error {
@@ -100,8 +106,20 @@ func (w *Workload) wrong(err error) error {
 	return nil
 }
 
+// into decodes a part of a manifest. The error is that of encoding/json, which names the field.
 func into(content map[string]any, object any) error {
-	return runtime.DefaultUnstructuredConverter.FromUnstructured(content, object)
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, object)
+	if err == nil {
+		return nil
+	}
+	var wrong *json.UnmarshalTypeError
+	if encoded, encoding := json.Marshal(content); encoding == nil && errors.As(json.Unmarshal(encoded, object), &wrong) {
+		return fmt.Errorf("%s cannot be a %s", wrong.Field, wrong.Value)
+	}
+	if errors.Is(err, resource.ErrFormatWrong) {
+		return errors.New("an amount is no quantity, such as 500m or 8Gi")
+	}
+	return err
 }
 
 // complete sets the requests that the API server takes from limits.
