@@ -65,6 +65,9 @@ type Table struct {
 	AsOf      time.Time `json:"asOf"`
 	Rows      []Row     `json:"rows"`
 	Truncated bool      `json:"truncated,omitempty"`
+	// namespace that was selected, and how many others have rows.
+	namespace string
+	others    int
 }
 
 // Selection is what of a Copy a Table has: days or months, and one namespace or all.
@@ -88,9 +91,10 @@ func Of(c Copy, s Selection) Table {
 	if s.Monthly {
 		items = c.Months
 	}
-	rows := map[key]*row{}
+	rows, others := map[key]*row{}, map[string]bool{}
 	for _, item := range items {
 		if s.Namespace != "" && item.Namespace != s.Namespace {
+			others[item.Namespace] = true
 			continue
 		}
 		owner := strings.TrimPrefix(item.OwnerKind+"/"+item.Owner, "/")
@@ -107,7 +111,7 @@ func Of(c Copy, s Selection) Table {
 		r.saved.Add(r.saved, number(item.Saved))
 		r.unsaved = r.unsaved || item.Saved == ""
 	}
-	table := Table{AsOf: c.AsOf, Rows: []Row{}, Truncated: c.Truncated}
+	table := Table{AsOf: c.AsOf, Rows: []Row{}, Truncated: c.Truncated, namespace: s.Namespace, others: len(others)}
 	for _, k := range slices.SortedFunc(maps.Keys(rows), func(a, b key) int {
 		return cmp.Or(cmp.Compare(b.period, a.period), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.owner, b.owner), cmp.Compare(a.currency, b.currency))
 	}) {
@@ -161,7 +165,7 @@ func (t *Table) Text(style explain.Style) string {
 		truncated = fmt.Sprintf("Only the newest %d rows at most are known here; the broker has all.\n", MaxItems)
 	}
 	if len(t.Rows) == 0 {
-		return truncated + "No usage is known: no pod has overflowed, or the broker keeps no history.\n"
+		return truncated + t.none()
 	}
 	rows := [][]string{{"PERIOD", "NAMESPACE", "OWNER", "PROVIDERS", "CPU-H", "USED", "GIB-H", "USED", "COST", "SAVED"}}
 	if style.Wide {
@@ -175,6 +179,20 @@ func (t *Table) Text(style explain.Style) string {
 		rows = append(rows, line)
 	}
 	return explain.Columns(rows) + "As of " + t.AsOf.UTC().Format(time.RFC3339) + ".\n" + truncated
+}
+
+// none says why there is no row, and where there are some.
+func (t *Table) none() string {
+	const reason = ": no pod has overflowed, or the broker keeps no history.\n"
+	switch {
+	case t.namespace == "":
+		return "No usage is known" + reason
+	case t.others == 0:
+		return "No usage is known of namespace " + t.namespace + ", nor of any other" + reason
+	case t.others == 1:
+		return "No usage is known of namespace " + t.namespace + ": none of its pods has overflowed. 1 other namespace has some: -A shows it.\n"
+	}
+	return fmt.Sprintf("No usage is known of namespace %s: none of its pods has overflowed. %d other namespaces have some: -A shows all.\n", t.namespace, t.others)
 }
 
 func or(text string) string { return cmp.Or(text, "-") }

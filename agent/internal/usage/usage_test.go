@@ -49,7 +49,7 @@ As of 2026-03-02T10:00:00Z.
 2026-03  shop       Deployment/web  paris      100.00  0.50  8.00   -     10.00 EUR  -1.00 EUR
 As of 2026-03-02T10:00:00Z.
 `},
-		"none": {usage.Selection{Namespace: "other"}, "No usage is known: no pod has overflowed, or the broker keeps no history.\n"},
+		"none of a namespace": {usage.Selection{Namespace: "other"}, "No usage is known of namespace other: none of its pods has overflowed. 2 other namespaces have some: -A shows all.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := usage.Of(copied, c.selection)
@@ -57,6 +57,19 @@ As of 2026-03-02T10:00:00Z.
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestNone: where nothing is known at all, no other namespace helps.
+func TestNone(t *testing.T) {
+	for namespace, want := range map[string]string{
+		"shop": "No usage is known of namespace shop, nor of any other: no pod has overflowed, or the broker keeps no history.\n",
+		"":     "No usage is known: no pod has overflowed, or the broker keeps no history.\n",
+	} {
+		table := usage.Of(usage.Copy{}, usage.Selection{Namespace: namespace})
+		if got := table.Text(explain.Style{}); got != want {
+			t.Errorf("of namespace %q it says %q, want %q", namespace, got, want)
+		}
 	}
 }
 
