@@ -23,6 +23,17 @@ func TestReserve(t *testing.T) {
 	c.shop()
 	c.run(0, "reserve", "warm", "--cpu=8", "--memory=16Gi", "--duration=24h", "--cluster=paris")
 	c.run(0, "reserve", "batch", "--pods=10", "--cpu=500m", "--selector=tier=batch", "--max-price=1.50 EUR", "--region=eu", "--deadline=10m")
+	if out, errors := c.run(0, "reserve", "pool", "--cpu=1"); strings.Contains(out, "opted in") || errors != "" {
+		t.Errorf("in an opted-in namespace, reserve prints\n%s%s", out, errors)
+	}
+	c.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blog"}})
+	const optIn = "Namespace blog is not opted in, so that its pods do not use the Reservation. Opt in, and create the pods again: kubectl label namespace blog broker.fluidos.eu/overflow=enabled\n"
+	if out, _ := c.run(0, "reserve", "warm", "--cpu=1", "-n=blog"); !strings.HasSuffix(out, optIn) {
+		t.Errorf("in another namespace, reserve prints\n%s", out)
+	}
+	if out, errors := c.run(0, "reserve", "dry", "--cpu=1", "-n=blog", "--dry-run", "-o=json"); errors != optIn || !strings.HasSuffix(out, "}\n") {
+		t.Errorf("in another namespace, reserve -o json prints\n%s%s", out, errors)
+	}
 	if out, _ := c.run(0, "reserve", "dry", "--gpu=1", "--dry-run", "-o=yaml"); !strings.Contains(out, `gpu: "1"`) || !strings.Contains(out, "kind: Reservation") {
 		t.Errorf("reserve --dry-run prints\n%s", out)
 	}

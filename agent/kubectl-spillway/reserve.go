@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/explain"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/text"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -35,7 +36,8 @@ func newReserve(o *options) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "reserve NAME",
 		Short: "Reserve capacity in advance, for pods of the namespace",
-		Long: `Creates a Reservation: capacity in another cluster that pods of the namespace use without a request of their own.
+		Long: `Creates a Reservation: capacity in another cluster that pods of the namespace use without a request of their own. The
+namespace has to be opted in.
 With --pods, the amounts are those of each pod; otherwise they are a total, which pods of any size use.`,
 		Example: `  kubectl spillway reserve warm --cpu=8 --memory=16Gi --duration=24h --wait
   kubectl spillway reserve batch --pods=10 --cpu=2 --memory=4Gi --selector=tier=batch --max-price="1.50 EUR"
@@ -65,12 +67,13 @@ With --pods, the amounts are those of each pod; otherwise they are a total, whic
 			r.SetGroupVersionKind(broker.GroupVersion.WithKind("Reservation")) // the client has removed it
 			object, waits := o.output == outputJSON || o.output == outputYAML, !w.dryRun && w.wait > 0
 			progress := o.Out
-			if object {
+			if object { // all else is no part of it
 				progress = o.ErrOut
 			}
 			if !object || waits {
 				fmt.Fprintf(progress, "Reservation %s/%s created%s\n", namespace, r.Name, map[bool]string{true: " (dry run)"}[w.dryRun])
 			}
+			o.noteOptIn(command.Context(), progress, c, namespace)
 			if waits {
 				err = o.await(command.Context(), progress, c, r, w.wait)
 			}
@@ -150,6 +153,14 @@ func (w *wanted) reservation(namespace, name string) (*broker.Reservation, error
 		r.Spec.Deadline = &metav1.Duration{Duration: w.deadline}
 	}
 	return r, nil
+}
+
+// noteOptIn says if a namespace is not opted in, as far as the caller may see it.
+func (o *options) noteOptIn(ctx context.Context, out io.Writer, c client.Client, name string) {
+	var namespace corev1.Namespace
+	if c.Get(ctx, client.ObjectKey{Name: name}, &namespace) == nil && namespace.Labels[broker.LabelOverflow] != broker.OverflowEnabled {
+		fmt.Fprintf(out, "Namespace %s is not opted in, so that its pods do not use the Reservation. Opt in, and create the pods again: %s\n", name, explain.OptIn(name))
+	}
 }
 
 // await waits until a Reservation can be used, and prints what it waits for.

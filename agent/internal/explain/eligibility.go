@@ -39,10 +39,15 @@ func (w *walk) namespace() {
 	case w.bound && w.provider != "":
 		w.step(name, Waiting, fmt.Sprintf("%s is not opted in any more: no further pod of it overflows", ns))
 	default:
-		fix := w.createAgain(fmt.Sprintf("kubectl label namespace %s %s=%s", ns, broker.LabelOverflow, broker.OverflowEnabled))
+		fix := w.createAgain(OptIn(ns))
 		fix.Message = "Opt the namespace in, and create the pods again: the label applies to pods that are created afterwards."
 		w.stop(name, fmt.Sprintf("Namespace %s is not opted in: it has no label %s=%s", ns, broker.LabelOverflow, broker.OverflowEnabled), fix)
 	}
+}
+
+// OptIn is the command that opts a namespace in.
+func OptIn(namespace string) string {
+	return fmt.Sprintf("kubectl label namespace %s %s=%s", namespace, broker.LabelOverflow, broker.OverflowEnabled)
 }
 
 // createAgain is a fix of commands and of one that lets the controller replace the pod.

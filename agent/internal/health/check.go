@@ -398,7 +398,7 @@ func (s *status) namespaces(in *Installation) {
 	case s.unreadable(explain.Namespaces):
 		s.unknown(name, explain.Namespaces)
 	case in.OptedIn == 0 && scheduler:
-		s.step(name, explain.Waiting, "none is opted in: kubectl label namespace NAME "+broker.LabelOverflow+"="+broker.OverflowEnabled+" (scheduler-plugin/README.md#opt-in)")
+		s.step(name, explain.Waiting, "none is opted in: "+explain.OptIn("NAME")+" (scheduler-plugin/README.md#opt-in)")
 	default:
 		s.step(name, explain.OK, fmt.Sprintf("%d opted in", in.OptedIn))
 	}
