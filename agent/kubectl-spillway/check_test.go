@@ -122,7 +122,7 @@ func TestClusters(t *testing.T) {
 		return all
 	}
 	out, _ := c.run(0, "clusters")
-	for _, want := range []string{"CLUSTER STATE CAPACITY LENT USED FREE PRICE AGE", "paris Ready - 2 1Gi 2 1Gi 0 0 0.08 EUR/h ", "rome Home 8 16Gi - 0 0 0 0 - "} {
+	for _, want := range []string{"CLUSTER STATE CAPACITY LENT USED FREE PRICE AGE", "paris Ready - 2 1Gi 2 1Gi 0 0.08 EUR/h ", "rome Home 8 16Gi - 0 0 - "} {
 		if !slices.ContainsFunc(lines(out), func(line string) bool { return strings.HasPrefix(line, want) }) {
 			t.Errorf("clusters has no line %q:\n%s", want, out)
 		}

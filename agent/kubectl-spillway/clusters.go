@@ -18,9 +18,16 @@ func newClusters(o *options) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "clusters",
 		Short: "List the clusters as this one sees them, or the hub",
-		Long: `Lists the clusters as this one sees them: what it has itself, what its providers have granted it, and what its
-pods use of that, in cores and memory. In the hub, or with --hub-context, it lists what every cluster advertises: what
-pods may use, what is lent to others, what guests use of that, what is free, and the prices of an hour.`,
+		Long: `Lists the clusters that the one of the context sees: itself, and its providers, the clusters that have granted it
+capacity. In the hub, or with --hub-context, it lists all clusters. Amounts are cores and memory; -o wide has all resources.
+
+  STATE     Home: this cluster. SettingUp, Ready, NotReady or Cordoned: a provider, by its virtual node here.
+            Active, Stale (the hub does not hear from it) or Consumer (it lends nothing): another one, in the hub.
+  CAPACITY  what pods may use there in all
+  LENT      what it has promised to others; of a provider, outside of the hub, what it has granted to this cluster
+  USED      what pods of others request of that; of a provider, outside of the hub, those of this cluster
+  FREE      what can be used still
+  PRICE     of a core and a GiB for an hour; of a provider, outside of the hub, of all that it has granted`,
 		Example: `  kubectl spillway clusters
   kubectl spillway clusters --hub-context=hub -o wide`,
 		Args:              cobra.NoArgs,

@@ -75,7 +75,8 @@ func newCordon(o *options) *cobra.Command {
 
 func newUncordon(o *options) *cobra.Command {
 	return onCluster(o, "uncordon", "Let pods overflow to a cluster again",
-		"Uncordons the virtual node of a cluster.",
+		`Uncordons the virtual node of a cluster. A Reservation that could not use it meanwhile gets capacity there again after
+retryAfter of the broker's configuration (30 s), or later if that has happened several times.`,
 		func(ctx context.Context, c client.Client, nodes []corev1.Node) error {
 			return o.cordon(ctx, c, nodes, false)
 		})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -37,6 +38,9 @@ const (
 
 // errNo is the error of a verb that has printed its answer, which is no.
 var errNo = errors.New("no")
+
+// shown are the flags of kubectl that help lists: kubectl options lists all.
+var shown = []string{"as", "context", "kubeconfig", "namespace"}
 
 // requestTimeout bounds each request unless --request-timeout is set.
 const requestTimeout = 30 * time.Second
@@ -103,7 +107,9 @@ func newCommand(streams genericclioptions.IOStreams) *cobra.Command {
 		Long: `Asks Spillway why a pod waits, where it runs, and what state it is in itself.
 
 Every verb works with the permissions of the caller, and says which one is missing.
-Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer, such as for missing permissions.`,
+Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer, such as for missing permissions.
+
+It takes the other flags of kubectl, too: kubectl options lists them.`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl spillway"},
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -124,6 +130,7 @@ Exit codes: 0 the answer is good, 1 it is not, 2 there is no answer, such as for
 	command.SetErr(streams.ErrOut)
 	flags := command.PersistentFlags()
 	o.flags.AddFlags(flags)
+	flags.VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shown, f.Name) })
 	flags.StringVarP(&o.output, "output", "o", "", "Output format: wide, json or yaml.")
 	flags.BoolVar(&o.ascii, "ascii", false, "Write no other characters than ASCII. The default where the locale is not UTF-8.")
 	flags.StringVar(&o.system, "system-namespace", broker.SystemNamespace, "Namespace that Spillway is installed in.")

@@ -78,6 +78,15 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// TestHelp: the flags of kubectl do not hide those of a verb, and are taken.
+func TestHelp(t *testing.T) {
+	var out, errors bytes.Buffer
+	code := run(t.Context(), []string{"usage", "--help", "--token=x"}, genericclioptions.IOStreams{Out: &out, ErrOut: &errors})
+	if help := out.String(); code != 0 || strings.Contains(help, "--token") || !strings.Contains(help, "--by string") || !strings.Contains(help, "--context") {
+		t.Errorf("usage --help exits with %d and prints\n%s%s", code, help, errors.String())
+	}
+}
+
 // TestLocale: other terminals get ASCII.
 func TestLocale(t *testing.T) {
 	for locale, want := range map[string]bool{"en_US.UTF-8": true, "C.utf8": true, "C": false, "de_DE.ISO-8859-1": false, "": true} {

@@ -27,10 +27,16 @@ func newStatus(o *options) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "status",
 		Short: "Say whether Spillway works here: agent, hub, scheduler, peers, queue",
-		Long: `Says whether Spillway works in this cluster: its agent, the hub, the scheduler, the peers and the queue.
+		Long: `Says whether Spillway works in the cluster of the context, by what runs there now:
 
-Exits with 0 if all is well, as far as you may see it, 1 if not, and 2 if nothing is known. That Reservations
-wait for capacity is well.`,
+  Home       the agent, and what the cluster has itself
+  Hub        whether the broker, which runs in the hub, hears from this cluster; in the hub, from which ones it does
+  Scheduler  whether pods can overflow
+  Peers      the other clusters whose capacity this one uses, or has used lately, each with a virtual node
+  Queue      the Reservations: those that wait for capacity, and for how long
+
+Exits with 0 if all is well, as far as you may see it, 1 if not, and 2 if nothing is known. That Reservations wait for
+capacity is well. Verb check looks at the installation.`,
 		Example: `  kubectl spillway status
   kubectl spillway status --wait=2m && kubectl apply -f job.yaml`,
 		Args:              cobra.NoArgs,

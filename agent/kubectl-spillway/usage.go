@@ -19,10 +19,15 @@ func newUsage(o *options) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "usage",
 		Short: "Show what pods were given in other clusters, and what it cost",
-		Long: `Shows what the pods of a namespace, or of all, were given in other clusters, by owner, and by day (of the last 31
-days) or month (of the last 13): hours of cores and GiB that providers have promised, what the pods used of that, the
-cost, and what was saved compared with the reference prices of the hub. The agent copies it from the broker to
-ConfigMap ` + usage.Name + ` every ten minutes.`,
+		Long: `Shows what the pods of a namespace were given in other clusters and what it cost: a row for each owner, such as a
+Deployment, and day of the last 31; with --by=month, for each of the last 13 months. -o csv is for spreadsheets.
+
+  CPU-H, GIB-H  hours of a core, and of a GiB of memory, that providers kept for the pods
+  USED          what the pods requested of that, as the provider counts it
+  COST          of what was kept, at the prices of the providers
+  SAVED         by how much that is below the reference prices of the hub; - if it has none
+
+The agent copies it from the broker to ConfigMap ` + usage.Name + ` every ten minutes.`,
 		Example: `  kubectl spillway usage -n shop
   kubectl spillway usage --all-namespaces --by=month -o csv`,
 		Args:              cobra.NoArgs,

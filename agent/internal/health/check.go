@@ -261,7 +261,7 @@ func (s *status) webhook(in *Installation) {
 	case w == nil && scheduler:
 		s.fail(name, "there is no webhook "+Scheduler+": new pods are not steered, and do not overflow", explain.Fix{Message: "Upgrade the agent's chart, see charts/README.md#upgrade."})
 	case w == nil:
-		s.step(name, explain.Skipped, "none: pods of this cluster do not overflow (scheduler.mode=none)")
+		s.step(name, explain.Skipped, "none: pods of this cluster do not overflow (value scheduler.mode of the agent's chart)")
 	case in.Trial != nil && in.Trial.Steered:
 		s.step(name, explain.OK, "a dry run in namespace "+in.Trial.Namespace+" was steered")
 	case in.Trial != nil && in.Trial.Unknown == "":

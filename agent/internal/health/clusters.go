@@ -105,7 +105,7 @@ func advertised(a *broker.ClusterAdvertisement) Cluster {
 				row.Price += part.price + part.of + " "
 			}
 		}
-		row.Price += cost.Currency
+		row.Price += cost.Currency + "/h"
 	}
 	return row
 }
@@ -210,6 +210,9 @@ func Amount(q *broker.ResourceQuantities, wide bool) string {
 	}
 	list := q.List()
 	out := cores(list[corev1.ResourceCPU]) + " " + memory(list[corev1.ResourceMemory])
+	if out == "0 0" {
+		out = "0"
+	}
 	if q.GPU != nil && !q.GPU.IsZero() {
 		out += fmt.Sprintf(" %s gpu", q.GPU)
 	}

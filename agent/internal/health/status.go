@@ -190,7 +190,7 @@ func (s *status) scheduler() {
 	case state == explain.Unknown:
 		s.unknown(name, Deployments, Leases)
 	case !present:
-		s.step(name, explain.Skipped, "no "+Scheduler+" (scheduler.mode=none): pods of this cluster do not overflow")
+		s.step(name, explain.Skipped, "none is installed: pods of this cluster do not overflow (value scheduler.mode of the agent's chart)")
 	case state == explain.Failed:
 		s.fail(name, message, s.logsOf(Scheduler))
 	default:
@@ -224,12 +224,12 @@ func (s *status) peers() {
 	slices.SortFunc(details, func(a, b explain.Detail) int { return cmp.Compare(a.Subject, b.Subject) })
 	switch {
 	case lost > 0:
-		s.fail(name, fmt.Sprintf("the virtual nodes of %d of %d are not ready", lost, len(details)),
+		s.fail(name, fmt.Sprintf("%d of %d virtual nodes are not ready", lost, len(details)),
 			explain.Fix{Message: "See virtual-node/README.md, Troubleshooting.", Commands: []string{"kubectl describe nodes -l " + broker.LabelProvider}}, details...)
 	case len(details) == 0:
-		s.step(name, explain.OK, "no peering: none is needed now")
+		s.step(name, explain.OK, "none: this cluster connects to another one when its pods need capacity there")
 	default:
-		s.step(name, explain.OK, fmt.Sprintf("%d with a virtual node", len(details)), details...)
+		s.step(name, explain.OK, fmt.Sprintf("%d, each with a virtual node here", len(details)), details...)
 	}
 }
 
@@ -271,9 +271,9 @@ func (s *status) queue() {
 	})
 	var details []explain.Detail
 	for _, r := range waiting[:min(len(waiting), maxQueue)] {
-		d := explain.Detail{State: explain.Waiting, Subject: NameOf(r), Message: "for " + since(s.Now, r.CreationTimestamp.Time)}
+		d := explain.Detail{State: explain.Waiting, Subject: NameOf(r), Message: "has waited for " + since(s.Now, r.CreationTimestamp.Time)}
 		if n := r.Status.QueuePosition; n > 0 {
-			d.Message = fmt.Sprintf("number %d, %s", n, d.Message)
+			d.Message = fmt.Sprintf("number %d in the queue, %s", n, d.Message)
 		}
 		details = append(details, d)
 	}
@@ -284,5 +284,5 @@ func (s *status) queue() {
 	if len(waiting)+failed > 0 {
 		state = explain.Waiting
 	}
-	s.step(name, state, fmt.Sprintf("%d Reservations: %d placed, %d waiting for capacity, %d failed", granted+len(waiting)+failed, granted, len(waiting), failed), details...)
+	s.step(name, state, fmt.Sprintf("%d Reservations: %d have capacity, %d wait for it, %d failed", granted+len(waiting)+failed, granted, len(waiting), failed), details...)
 }
