@@ -34,28 +34,12 @@ else of a Deployment, StatefulSet, Job or Reservation.`,
 			}
 			e := explain.Explain(observed)
 			if fix {
-				return o.printFix(e)
+				_, err := fmt.Fprint(o.Out, e.Script())
+				return err
 			}
 			return o.print(e, e.Text)
 		},
 	}
 	command.Flags().BoolVar(&fix, "fix", false, "Print only the commands that mend it, and as comments those that need a decision first.")
 	return command
-}
-
-// printFix prints the fix so that a shell can run it.
-func (o *options) printFix(e explain.Explanation) error {
-	if e.Fix == nil {
-		_, err := fmt.Fprintln(o.Out, "# Nothing to do: "+e.Summary)
-		return err
-	}
-	lines := []string{"# " + e.Summary, "# " + e.Fix.Message}
-	for _, command := range e.Fix.Commands {
-		if e.Fix.Manual {
-			command = "# " + command
-		}
-		lines = append(lines, command)
-	}
-	_, err := fmt.Fprintln(o.Out, strings.Join(lines, "\n"))
-	return err
 }

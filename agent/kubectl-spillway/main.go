@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/badinput"
 	"github.com/spillway-dev/spillway/agent/internal/top/terminal"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/text"
@@ -115,7 +116,7 @@ It takes the other flags of kubectl, too: kubectl options lists them.`,
 		SilenceErrors: true,
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
 		PersistentPreRunE: func(command *cobra.Command, _ []string) error {
-			if err := checkDurations(command.Flags()); err != nil {
+			if err := badinput.Durations(command.Flags()); err != nil {
 				return err
 			}
 			switch o.output {
@@ -137,18 +138,8 @@ It takes the other flags of kubectl, too: kubectl options lists them.`,
 	o.complete(command)
 	command.AddCommand(newExplain(o), newWhatIf(o), newTop(o), newUsage(o), newStatus(o), newClusters(o), newCheck(o),
 		newReserve(o), newRelease(o), newCordon(o), newUncordon(o), newDrain(o))
-	explainBadInput(command)
+	badinput.Explain(command)
 	return command
-}
-
-// checkDurations refuses a duration that is not above 0: a wait that is over at once is a mistake.
-func checkDurations(flags *pflag.FlagSet) (err error) {
-	flags.Visit(func(f *pflag.Flag) {
-		if parsed, _ := time.ParseDuration(f.Value.String()); f.Value.Type() == "duration" && parsed <= 0 {
-			err = fmt.Errorf("--%s=%s must be above 0, such as 5m", f.Name, f.Value)
-		}
-	})
-	return err
 }
 
 // namespace is that of the flag or the context.

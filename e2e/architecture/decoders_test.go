@@ -92,6 +92,7 @@ var ownInput = map[string]string{
 	"broker/internal/mailbox.Write":                       "a stream of the same process's REST interface",
 	"broker/internal/identity.newCA":                      "what this process has signed",
 	"broker/internal/identity.parseCAs":                   "the Secret of the authority, in the broker's namespace",
+	"agent/internal/whatif.into":                          "the manifest of the one who asks",
 	"scheduler-plugin.newDiscovery":                       "the scheduler's configuration file",
 	"scheduler-plugin/overflow.parseArgs":                 "the scheduler's configuration file",
 	"scheduler-plugin/demand.undecodedSelects":            "an OverflowPolicy of the cluster's own administrator",

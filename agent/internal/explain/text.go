@@ -45,6 +45,21 @@ func (e *Explanation) Text(style Style) string {
 	return Page(style, head, e.Steps, e.Summary, fixes, e.Unreadable)
 }
 
+// Script returns the fix so that a shell can run it, with all else as comments.
+func (e *Explanation) Script() string {
+	if e.Fix == nil {
+		return "# Nothing to do: " + e.Summary + "\n"
+	}
+	lines := []string{"# " + e.Summary, "# " + e.Fix.Message}
+	for _, command := range e.Fix.Commands {
+		if e.Fix.Manual {
+			command = "# " + command
+		}
+		lines = append(lines, command)
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
 // Page returns steps as lines for people, between a head and what they come to.
 func Page(style Style, head []string, steps []Step, summary string, fixes []Fix, unreadable []Unreadable) string {
 	var b strings.Builder

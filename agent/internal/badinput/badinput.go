@@ -1,16 +1,17 @@
-package main
+package badinput
 
 import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// explainBadInput lets the commands say what to write instead of arguments and flags that they do not take.
-func explainBadInput(root *cobra.Command) {
+// Explain lets commands say what to write instead of arguments and flags that they do not take.
+func Explain(root *cobra.Command) {
 	root.SuggestionsMinimumDistance = 2
 	root.Args = unknownVerb
 	root.SetFlagErrorFunc(badFlag)
@@ -51,4 +52,14 @@ func badFlag(c *cobra.Command, err error) error {
 		return fmt.Errorf("--%s=%q is not %s", value.GetFlag().Name, value.GetValue(), kinds[value.GetFlag().Value.Type()])
 	}
 	return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
+}
+
+// Durations refuses a duration that is not above 0: a wait that is over at once is a mistake.
+func Durations(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		if parsed, _ := time.ParseDuration(f.Value.String()); f.Value.Type() == "duration" && parsed <= 0 {
+			err = fmt.Errorf("--%s=%s must be above 0, such as 5m", f.Name, f.Value)
+		}
+	})
+	return err
 }
