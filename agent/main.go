@@ -161,9 +161,9 @@ func setup(ctx context.Context, mgr ctrl.Manager, o options) error {
 		Recognizer: recognizerOf(o),
 		Terms: inventory.Terms{
 			ClusterID: clusterID, ClusterName: cmp.Or(o.clusterName, clusterID), EndpointURL: o.apiServerEndpoint, PeerKey: key.Public(),
-			Lending: o.lending, Headroom: o.headroom, Cost: o.cost, Region: o.region, Zone: o.zone,
+			Lending: o.lending, Headroom: o.headroom, Region: o.region, Zone: o.zone,
 		},
-		Prices: o.prices(), Currency: o.currency,
+		Tariff: o.tariff, Prices: o.prices(),
 		AdvertisementInterval: o.advertisementInterval, AdvertisementCopy: types.NamespacedName{Namespace: o.advertisementNamespace, Name: o.advertisementName},
 		Placeholders: o.placeholders, ProofTimeout: o.proofTimeout, LeaveWithin: o.leaveWithin, Priority: o.priority,
 		SchedulerName: o.schedulerName, OwnerKinds: o.ownerKinds, FinishedPodRetention: o.finishedPodRetention,

@@ -37,16 +37,16 @@ func TestFlags(t *testing.T) {
 	expect.NoError(t, err)
 	if o.transport != "" || o.advertisementName != "cluster-advertisement" || o.advertisementNamespace != "default" || o.instructionNamespace != "default" ||
 		o.advertisementInterval != 30*time.Second || o.namespace != "agents" || o.driver != "liqo" || o.placeholders.Namespace != "spillway-holds" || o.leaderElect || o.metrics != ":8080" || o.probes != ":8081" ||
-		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.cost != nil || o.schedulerName != "spillway-scheduler" || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
+		!o.lending.Enabled || o.lending.PodSecurity != "restricted" || o.tariff.Base.CPUCost != "" || o.schedulerName != "spillway-scheduler" || o.releaseGrace != 30*time.Second || o.peeringIdleTime != 10*time.Minute || o.finishedPodRetention != 5*time.Minute {
 		t.Errorf("the defaults are %+v", o)
 	}
 	o, err = parse([]string{
 		"--broker-transport=http", "--broker-url=https://hub:8443", "--lend-headroom=cpu=500m, memory=1Gi", "--lend-consumers=rome,oslo",
-		"--cost-cpu=0.02", "--advertisement-namespace=here", "--peer-fingerprints=paris=sha256:" + strings.Repeat("ab", 32),
+		"--cost-cpu=0.02", `--cost-rates=[{"days":["Sat"],"cpu":0.01}]`, "--advertisement-namespace=here", "--peer-fingerprints=paris=sha256:" + strings.Repeat("ab", 32),
 	})
 	expect.NoError(t, err)
 	if cpu := o.headroom[corev1.ResourceCPU]; cpu.String() != "500m" || len(o.headroom) != 2 || !slices.Equal(o.lending.Consumers, []string{"rome", "oslo"}) ||
-		o.cost == nil || o.cost.CPUCost != "0.02" || o.cost.Currency != "EUR" || o.instructionNamespace != "here" || o.fingerprints["paris"] == "" {
+		o.tariff.Base.CPUCost != "0.02" || o.tariff.Base.Currency != "EUR" || len(o.tariff.Rates) != 1 || o.instructionNamespace != "here" || o.fingerprints["paris"] == "" {
 		t.Errorf("got %+v", o)
 	}
 	if o, err = parse([]string{"--lend-enabled=false"}); err != nil || o.placeholders.Namespace != "" {
@@ -61,7 +61,7 @@ func TestFlags(t *testing.T) {
 	for _, invalid := range [][]string{
 		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--broker-poll-interval=30s"}, {"--driver=magic"}, {"--guests-pod-security=privileged"}, {"--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
 		{"--liqo-pod-cidrs=10.0.0.0/33"}, {"--provider-networks=300.0.0.0/8"}, {"--guests-allow-ingress-from=10.0.0.1/8"},
-		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"},
+		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"}, {"--cost-rates=cheap"}, {`--cost-rates=[{"timeZone":"Mars","cpu":"1"}]`},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},
 	} {
 		if _, err := parse(invalid); err == nil {

@@ -54,9 +54,8 @@ type options struct {
 	priority               int32
 	placeholders           placeholder.Options
 	proofTimeout           time.Duration
-	cost                   *broker.Cost
+	tariff                 advertise.Tariff
 	costConfigMap          string
-	currency               string
 
 	driver         string
 	liqoNamespace  string
@@ -112,7 +111,6 @@ func (l *list) Set(value string) error {
 func parse(arguments []string) (options, error) {
 	var o options
 	var consumers list
-	var cost broker.Cost
 	flags := flag.NewFlagSet("spillway-agent", flag.ContinueOnError)
 	if kubeconfig := flag.Lookup("kubeconfig"); kubeconfig != nil {
 		flags.Var(kubeconfig.Value, kubeconfig.Name, kubeconfig.Usage)
@@ -149,18 +147,22 @@ func parse(arguments []string) (options, error) {
 	flags.DurationVar(&o.proofTimeout, "placeholders-timeout", 20*time.Second, "Time in which the scheduler must find a place for each placeholder.")
 	price := func(name, unit string) {
 		flags.Func("cost-"+name, "Price of "+unit+" per hour, a decimal number. Unknown if empty.", func(text string) error {
-			return advertise.SetPrice(&cost, name, text)
+			return advertise.SetPrice(&o.tariff.Base, name, text)
 		})
 	}
 	price("cpu", "a CPU core")
 	price("memory", "a GiB of memory")
 	price("gpu", "a GPU")
 	price("storage", "a GiB of ephemeral storage")
-	cost.Currency = "EUR"
+	o.tariff.Base.Currency = "EUR"
 	flags.Func("cost-currency", "Currency of the prices, an ISO 4217 code. Defaults to EUR.", func(text string) error {
-		return advertise.SetPrice(&cost, "currency", text)
+		return advertise.SetPrice(&o.tariff.Base, "currency", text)
 	})
-	flags.StringVar(&o.costConfigMap, "cost-config-map", "", "ConfigMap in --namespace with the prices, at keys cpu, memory, gpu, storage and currency. Changes take effect at once. While it exists, it replaces the other --cost flags.")
+	flags.Func("cost-rates", `Prices of some nodes, or at some times, as JSON: [{"nodeSelector":{"spot":"true"},"cpu":"0.01"},{"from":"22:00","to":"06:00","days":["Sat"],"timeZone":"Europe/Paris","gpu":"0.5"}]. The first one that applies counts, with the other prices where it has none.`, func(text string) (err error) {
+		o.tariff.Rates, err = advertise.ParseRates(text)
+		return err
+	})
+	flags.StringVar(&o.costConfigMap, "cost-config-map", "", "ConfigMap in --namespace with the prices, at keys cpu, memory, gpu, storage, currency and rates. Changes take effect at once. While it exists, it replaces the other --cost flags.")
 
 	flags.StringVar(&o.driver, "driver", driverLiqo, "Driver of peerings and virtual nodes: liqo, or direct, which requires no other software.")
 	flags.StringVar(&o.serviceAccount, "service-account", "spillway-agent", "ServiceAccount of the agent, in its own namespace.")
@@ -197,10 +199,7 @@ func parse(arguments []string) (options, error) {
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
 	}
-	o.lending.Consumers, o.currency = consumers, cost.Currency
-	if cost != (broker.Cost{Currency: cost.Currency}) {
-		o.cost = &cost
-	}
+	o.lending.Consumers = consumers
 	o.complete()
 	return o, o.validate(flags.Args())
 }

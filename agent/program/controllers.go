@@ -73,9 +73,9 @@ type Parts struct {
 	Recognizer inventory.Recognizer
 	// Terms on which this cluster provides capacity, and its identity.
 	Terms inventory.Terms
-	// Prices names a ConfigMap with the prices, none where empty; Currency is theirs if it has none.
-	Prices   types.NamespacedName
-	Currency string
+	// Tariff and Prices are as in advertise.Options.
+	Tariff advertise.Tariff
+	Prices types.NamespacedName
 	// AdvertisementInterval and AdvertisementCopy are as Interval and Copy of advertise.Options.
 	AdvertisementInterval time.Duration
 	AdvertisementCopy     types.NamespacedName
@@ -120,7 +120,7 @@ func Add(ctx context.Context, mgr manager.Manager, p Parts) error {
 	provided := instruction.NewProvider(mgr.GetClient(), p.InstructionNamespace, p.Broker, providers, p.Clock)
 	advertisement := advertise.Options{
 		Terms: p.Terms, Interval: p.AdvertisementInterval, Recognizer: p.Recognizer, Inventory: tracker, Unlisted: provided.Unlisted,
-		CopyName: p.AdvertisementCopy.Name, CopyNamespace: p.AdvertisementCopy.Namespace, Prices: p.Prices, Currency: p.Currency, Clock: p.Clock,
+		CopyName: p.AdvertisementCopy.Name, CopyNamespace: p.AdvertisementCopy.Namespace, Tariff: p.Tariff, Prices: p.Prices, Clock: p.Clock,
 	}
 	reservations := reservation.Options{
 		ClusterID: p.Terms.ClusterID, InstructionNamespace: p.InstructionNamespace, Namespace: p.Namespace, Broker: p.Broker, Mirror: consumers, Clock: p.Clock,

@@ -82,6 +82,7 @@ const fuzzBodies = "broker/internal/server.FuzzBodies"
 // ownInput are the functions that decode only what the cluster's own administrator or the
 // same program has written: what that is.
 var ownInput = map[string]string{
+	"agent/internal/advertise.ParseRates":                 "a flag or ConfigMap of the cluster's own administrator",
 	"agent.serverOf":                                      "ConfigMap kube-public/cluster-info of the agent's cluster",
 	"agent/internal/peering/liqo.Prove":                   "the private key that Liqo has generated in the agent's cluster",
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",

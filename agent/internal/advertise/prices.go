@@ -35,7 +35,7 @@ func SetPrice(cost *broker.Cost, kind, value string) error {
 		cost.Currency = value
 		return nil
 	case !known:
-		return fmt.Errorf("%q is not one of cpu, memory, gpu, storage and currency", kind)
+		return fmt.Errorf("%q is not one of cpu, memory, gpu, storage, currency and rates", kind)
 	case !decimal.MatchString(value) || len(value) > maxPrice:
 		return fmt.Errorf("the price of %s, %q, is not a decimal number", kind, value)
 	}
@@ -43,41 +43,44 @@ func SetPrice(cost *broker.Cost, kind, value string) error {
 	return nil
 }
 
-// ParsePrices returns the prices in the data of a ConfigMap, nil if it has none. The
-// currency is the given one if the data has none.
-func ParsePrices(data map[string]string, currency string) (*broker.Cost, error) {
-	cost := broker.Cost{Currency: currency}
+// ratesKey is the one of the rates in a ConfigMap.
+const ratesKey = "rates"
+
+// ParsePrices returns the tariff in the data of a ConfigMap. The currency is the given one if the
+// data has none.
+func ParsePrices(data map[string]string, currency string) (Tariff, error) {
+	tariff := Tariff{Base: broker.Cost{Currency: currency}}
 	var errs []error
 	for _, kind := range slices.Sorted(maps.Keys(data)) {
-		if data[kind] != "" {
-			errs = append(errs, SetPrice(&cost, kind, data[kind]))
+		var err error
+		switch {
+		case data[kind] == "":
+		case kind == ratesKey:
+			tariff.Rates, err = ParseRates(data[kind])
+		default:
+			err = SetPrice(&tariff.Base, kind, data[kind])
 		}
+		errs = append(errs, err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	if cost == (broker.Cost{Currency: cost.Currency}) {
-		return nil, nil
-	}
-	return &cost, nil
+	return tariff, errors.Join(errs...)
 }
 
-// cost returns the prices to advertise: those of the ConfigMap, if it exists, or else those
-// of the terms. While the ConfigMap is not valid, the prices stay as they were.
-func (p *Publisher) cost(ctx context.Context) (*broker.Cost, error) {
+// tariff returns the one to advertise: that of the ConfigMap, if it exists, or else that of the
+// options. While the ConfigMap is not valid, the tariff stays as it was.
+func (p *Publisher) tariff(ctx context.Context) (Tariff, error) {
 	if p.Prices.Name == "" {
-		return p.Terms.Cost, nil
+		return p.Tariff, nil
 	}
 	var prices corev1.ConfigMap
 	err := p.cached.Get(ctx, p.Prices, &prices)
 	switch {
 	case apierrors.IsNotFound(err):
-		p.priced = p.Terms.Cost
+		p.priced = p.Tariff
 		return p.priced, nil
 	case err != nil:
-		return nil, fmt.Errorf("reading the prices of ConfigMap %s: %w", p.Prices, err)
+		return Tariff{}, fmt.Errorf("reading the prices of ConfigMap %s: %w", p.Prices, err)
 	}
-	parsed, err := ParsePrices(prices.Data, p.Currency)
+	parsed, err := ParsePrices(prices.Data, p.Tariff.Base.Currency)
 	if err != nil {
 		log.FromContext(ctx).WithName("advertise").Error(err, "Ignoring prices that are not valid: the previous ones apply", "configMap", p.Prices)
 		return p.priced, nil

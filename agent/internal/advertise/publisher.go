@@ -32,10 +32,11 @@ type Options struct {
 	Terms inventory.Terms
 	// Recognizer of guests and virtual nodes.
 	Recognizer inventory.Recognizer
-	// Prices names a ConfigMap with the prices to advertise instead of those of the Terms,
-	// which need not exist; none where empty. Currency is theirs if it has none.
-	Prices   types.NamespacedName
-	Currency string
+	// Tariff of the resources: the prices of the Terms are those of the time of the measurement.
+	Tariff Tariff
+	// Prices names a ConfigMap with a tariff to use instead, which need not exist; none where
+	// empty.
+	Prices types.NamespacedName
 	// Interval between two beats, above 0. An advertisement is sent when it has changed, and
 	// its digest on each beat.
 	Interval time.Duration
@@ -74,11 +75,10 @@ type Publisher struct {
 	// sent at once.
 	dirty, due chan struct{}
 
-	// published is the last advertisement that the broker accepted, priced the last prices
-	// that were valid, retryAfter the
-	// delay after a failure. Only Start uses them.
+	// published is the last advertisement that the broker accepted, priced the last tariff
+	// that was valid, retryAfter the delay after a failure. Only Start uses them.
 	published  *broker.ClusterAdvertisementSpec
-	priced     *broker.Cost
+	priced     Tariff
 	sequence   int64
 	retryAfter time.Duration
 }
@@ -93,7 +93,7 @@ type Connections interface {
 func New(communicator Broker, connections Connections, options Options) *Publisher {
 	options.Debounce = cmp.Or(options.Debounce, 500*time.Millisecond)
 	options.Clock = cmp.Or[clock.Clock](options.Clock, clock.RealClock{})
-	p := &Publisher{Options: options, broker: communicator, priced: options.Terms.Cost, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	p := &Publisher{Options: options, broker: communicator, priced: options.Tariff, dirty: make(chan struct{}, 1), due: make(chan struct{}, 1)}
 	connections.Subscribe(func(change transport.Change[protocol.ProviderView]) {
 		if change.Relisted {
 			p.Connected()
@@ -260,10 +260,13 @@ func (p *Publisher) measure(ctx context.Context) (spec broker.ClusterAdvertiseme
 	if err := p.Inventory.WaitSynced(ctx); err != nil {
 		return spec, err
 	}
-	spec = p.Inventory.Measure(p.Terms, p.Clock.Now(), p.sequence)
-	if spec.Cost, err = p.cost(ctx); err != nil {
+	tariff, err := p.tariff(ctx)
+	if err != nil {
 		return spec, err
 	}
+	terms, now := p.Terms, p.Clock.Now()
+	terms.Cost, terms.ClassCosts = tariff.At(now)
+	spec = p.Inventory.Measure(terms, now, p.sequence)
 	if p.Unreachable != nil {
 		spec.Unreachable = p.Unreachable()
 	}

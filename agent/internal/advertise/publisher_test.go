@@ -80,7 +80,7 @@ func TestPublisher(t *testing.T) {
 		// Longer than the test, so that only changes are published.
 		Interval: time.Hour, Debounce: 50 * time.Millisecond,
 		CopyName: "own", CopyNamespace: "default",
-		Prices: types.NamespacedName{Namespace: "default", Name: "prices"}, Currency: "EUR",
+		Prices: types.NamespacedName{Namespace: "default", Name: "prices"}, Tariff: advertise.Tariff{Base: broker.Cost{Currency: "EUR"}},
 	})
 	expect.NoError(t, errors.Join(tracker.SetupWithManager(mgr), publisher.SetupWithManager(mgr)))
 	ctx := t.Context()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-dev/spillway/agent/internal/explain"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -106,6 +107,9 @@ func advertised(a *broker.ClusterAdvertisement) Cluster {
 			}
 		}
 		row.Price += cost.Currency + "/h"
+	}
+	if capacity.PricedByClass(spec) {
+		row.Price += " (some nodes differ)"
 	}
 	return row
 }

@@ -28,16 +28,16 @@ type class struct {
 	nodes []node
 }
 
-// nodeClasses are the classes to advertise, with their free shapes and the labels by
+// nodeClasses are the classes to advertise, with their free shapes, prices and the labels by
 // which pods of other clusters can select them. If there are too many, the smallest
 // classes are left out: their capacity is not offered.
-func nodeClasses(nodes []node, selectionCarried bool) []broker.NodeClass {
+func nodeClasses(nodes []node, selectionCarried bool, terms *Terms) []broker.NodeClass {
 	classes := classify(nodes)
 	classes = classes[:min(len(classes), maxClasses)]
 	var out []broker.NodeClass
 	for _, c := range classes {
 		c.FreeShapes = freeShapes(c.nodes, min(maxShapes, maxTotalShapes/len(classes)))
-		c.LargestNode = largestNode(c.nodes)
+		c.LargestNode, c.Cost = largestNode(c.nodes), terms.costOf(c.Labels)
 		out = append(out, c.NodeClass)
 	}
 	guest.Selectable(out, selectionCarried)

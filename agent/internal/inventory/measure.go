@@ -2,10 +2,12 @@ package inventory
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -20,9 +22,27 @@ type Terms struct {
 	Lending     broker.Lending
 	// Headroom is kept for the cluster's own pods: it is never advertised.
 	Headroom corev1.ResourceList
-	Cost     *broker.Cost
+	// Cost is nil if it is unknown. ClassCosts are those of nodes with prices of their own: the
+	// first one that matches counts.
+	Cost       *broker.Cost
+	ClassCosts []ClassCost
 	// Region and Zone; where empty, those that all nodes have in common.
 	Region, Zone string
+}
+
+// ClassCost is the price of nodes with some labels.
+type ClassCost struct {
+	Selector labels.Selector
+	Cost     broker.Cost
+}
+
+// costOf returns the price of nodes with these labels, nil if it is that of the cluster.
+func (t *Terms) costOf(of map[string]string) *broker.Cost {
+	at := slices.IndexFunc(t.ClassCosts, func(c ClassCost) bool { return c.Selector.Matches(labels.Set(of)) })
+	if at < 0 || t.Cost != nil && *t.Cost == t.ClassCosts[at].Cost {
+		return nil
+	}
+	return &t.ClassCosts[at].Cost
 }
 
 // measure computes the advertisement of eligible nodes and what uses them.
@@ -53,7 +73,7 @@ func measure(eligible []*corev1.Node, usageOf func(node string) *usage, selectio
 			Allocatable: broker.FromList(capacity.Subtract(allocatable, terms.Headroom)),
 			Allocated:   broker.FromList(allocated),
 		},
-		NodeClasses:   nodeClasses(nodes, selectionCarried),
+		NodeClasses:   nodeClasses(nodes, selectionCarried, &terms),
 		ObservedHolds: observedHolds(used, guests),
 		Cost:          terms.Cost,
 		Region:        cmp.Or(terms.Region, commonLabel(nodes, corev1.LabelTopologyRegion)),

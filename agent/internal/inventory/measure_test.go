@@ -2,6 +2,7 @@ package inventory_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"pgregory.net/rapid"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
@@ -287,6 +289,41 @@ func TestNodeClasses(t *testing.T) {
 	}
 	if spec.Region != "eu" || spec.Zone != "" {
 		t.Errorf("region and zone are what all nodes agree on, got %q and %q", spec.Region, spec.Zone)
+	}
+}
+
+// TestClassCosts: the first price for the labels of a class counts; that of the cluster is not repeated.
+func TestClassCosts(t *testing.T) {
+	cost := func(cpu string) broker.Cost { return broker.Cost{CPUCost: cpu, Currency: "EUR"} }
+	size := expect.Resources("cpu", "2")
+	nodes := []*corev1.Node{
+		node("a", size, labelled("spot", "true")), node("b", size, labelled("spot", "true"), labelled("disk", "ssd")),
+		node("c", size, labelled("disk", "ssd")), node("d", size, labelled("disk", "hdd")), node("e", size),
+	}
+	class := func(label string, price broker.Cost) inventory.ClassCost {
+		selector, err := labels.Parse(label)
+		expect.NoError(t, err)
+		return inventory.ClassCost{Selector: selector, Cost: price}
+	}
+	all := cost("1")
+	for name, terms := range map[string]inventory.Terms{
+		"beside the cluster's price": {Cost: &all, ClassCosts: []inventory.ClassCost{class("spot=true", cost("0.2")), class("disk=ssd", cost("3")), class("disk=hdd", cost("1"))}},
+		"without one":                {ClassCosts: []inventory.ClassCost{class("spot=true", cost("0.2")), class("disk=ssd", cost("3"))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, class := range inventory.Measure(cluster(nodes, nil), terms, time.Unix(1000, 0), 7).NodeClasses {
+				price := "-"
+				if class.Cost != nil {
+					price = class.Cost.CPUCost
+				}
+				got = append(got, price)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff([]string{"-", "-", "0.2", "0.2", "3"}, got); diff != "" {
+				t.Errorf("prices (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

@@ -105,8 +105,7 @@ type AdvertisedResources struct {
 	// available is allocatable less allocated and reserved. The broker uses it in place of
 	// nodeClasses only; status.available is its own account.
 	Available *ResourceQuantities `json:"available,omitempty"`
-	// reserved is what the cluster counts as reserved. The broker does not use it: its ledger
-	// decides.
+	// reserved is what the cluster counts as reserved. The broker uses its ledger instead.
 	Reserved *ResourceQuantities `json:"reserved,omitempty"`
 }
 
@@ -116,10 +115,9 @@ type NodeClass struct {
 	// name is unique within the advertisement.
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// labels that all nodes of the class have. Labels that name a single node, such as
-	// kubernetes.io/hostname, are omitted, and so are those by which no pod can select the
-	// class from another cluster, because the one virtual node that stands for all classes
-	// cannot have two values of a label.
+	// labels that all nodes of the class have, without those of a single node, such as
+	// kubernetes.io/hostname, and those that have other values in other classes: one virtual
+	// node stands for all, so no pod can select by them.
 	Labels map[string]string `json:"labels,omitempty"`
 	// taints of the nodes.
 	Taints []corev1.Taint `json:"taints,omitempty"`
@@ -132,6 +130,8 @@ type NodeClass struct {
 	// largestNode is the most of each resource that one of the nodes would have free if no
 	// guests ran there. A larger pod never fits.
 	LargestNode *ResourceQuantities `json:"largestNode,omitempty"`
+	// cost is the price of these nodes, where it is not that of the cluster.
+	Cost *Cost `json:"cost,omitempty"`
 }
 
 // FreeShape is a number of nodes with at least the same free capacity.

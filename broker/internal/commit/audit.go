@@ -40,7 +40,7 @@ func Audit(log logr.Logger, s *store.Store, before, after *broker.ClusterAdverti
 		log := log.WithValues("requester", hold.Requester, "reservation", hold.ReservationName, "reservationUID", hold.ReservationUID, "attempt", hold.Attempt, "cluster", after.Name)
 		if added := capacity.Sub(now, was); !added.Empty() {
 			figure := ""
-			if price, currency, known := decide.Price(after.Spec.Cost, added.Totals); known {
+			if price, currency, known := decide.Price(ledger.CostOf(&after.Spec, added), added.Totals); known {
 				figure = decide.PriceString(price, currency)
 			}
 			log.Info("Promised capacity", "capacity", capacity.Amount(added), "pricePerHour", figure)

@@ -18,6 +18,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // Request is the capacity to place, and the limits on its provider.
@@ -159,7 +160,7 @@ func Compare(request Request, snapshot Snapshot) []Offer {
 		if offers[i].Cluster = s.id(i); i != s.best {
 			offers[i].ClusterRejection = s.rejection(i)
 		}
-		if price, currency, known := Price(s.entries[i].spec.Cost, request.Want.Totals); known {
+		if price, currency, known := Price(s.cost(s.entries[i]), request.Want.Totals); known {
 			offers[i].PricePerHour = PriceString(price, currency)
 		}
 	}
@@ -218,7 +219,7 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		if !slices.Contains(s.request.Providers, chosen.spec.ClusterID) {
 			s.request.Providers = append(slices.Clip(s.request.Providers), chosen.spec.ClusterID)
 		}
-		if price, known := request.PriceOf(chosen.spec.Cost, amount); known {
+		if price, known := request.PriceOf(ledger.CostOf(chosen.spec, amount), amount); known {
 			committed.Add(committed, price)
 		}
 		if s.take(after, amount); s.request.Want.Empty() {

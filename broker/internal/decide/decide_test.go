@@ -427,6 +427,89 @@ func TestCurrencies(t *testing.T) {
 	})
 }
 
+// TestPriceByClass: pods have the highest price of the nodes where they may run.
+func TestPriceByClass(t *testing.T) {
+	// The cluster has nodes for 1 a core, spot nodes for 0.2, and tainted nodes with an A100 for 2 a core and 3 a GPU.
+	byClass := func(c *oracleCluster) {
+		eur := func(cpu, gpu string) *broker.Cost {
+			return &broker.Cost{CPUCost: cpu, MemoryCost: "0", GPUCost: gpu, Currency: "EUR"}
+		}
+		nodes := func(name, label, free string, cost *broker.Cost, taints ...corev1.Taint) broker.NodeClass {
+			largest := amounts(free)
+			return broker.NodeClass{Name: name, Labels: map[string]string{label: "true"}, Taints: taints, LargestNode: &largest, Cost: cost,
+				FreeShapes: []broker.FreeShape{{Nodes: 1, Free: largest, Pods: 100}}}
+		}
+		c.Spec.Cost = eur("1", "0.5")
+		c.Spec.Resources.Allocatable = amounts("cpu=20 memory=64Gi nvidia.com/gpu=2")
+		c.Spec.NodeClasses = []broker.NodeClass{
+			nodes("standard", "standard", "cpu=8 memory=16Gi", nil),
+			nodes("spot", "spot", "cpu=4 memory=16Gi", eur("0.2", "0.5")),
+			nodes("a100", "a100", "cpu=8 memory=32Gi nvidia.com/gpu=2", eur("2", "3"), corev1.Taint{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}),
+		}
+	}
+	set := func(requests, selected string, tolerates bool) broker.PodSet {
+		set := broker.PodSet{Name: requests + selected, Count: 1, Requests: amounts(requests)}
+		if selected != "" {
+			set.NodeSelector = map[string]string{selected: "true"}
+		}
+		if tolerates {
+			set.Tolerations = []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}
+		}
+		return set
+	}
+	for name, tc := range map[string]struct {
+		sets  []broker.PodSet
+		total string
+		want  string
+	}{
+		"any nodes without taints":  {sets: []broker.PodSet{set("cpu=1", "", false)}, want: "1.00 EUR"},
+		"only spot nodes":           {sets: []broker.PodSet{set("cpu=1", "spot", false)}, want: "0.20 EUR"},
+		"too large for other nodes": {sets: []broker.PodSet{set("cpu=1 memory=20Gi", "", true)}, want: "2.00 EUR"},
+		"a GPU":                     {sets: []broker.PodSet{set("cpu=1 nvidia.com/gpu=1", "", true)}, want: "5.00 EUR"},
+		"the same nodes for all":    {sets: []broker.PodSet{set("cpu=1", "", true)}, want: "2.00 EUR"},
+		"several sets":              {sets: []broker.PodSet{set("cpu=1", "", false), set("cpu=2", "spot", false), set("cpu=1 nvidia.com/gpu=1", "", true)}, want: "6.40 EUR"},
+		"a divisible total":         {total: "cpu=3", want: "3.00 EUR"},
+		"no nodes":                  {sets: []broker.PodSet{set("cpu=1", "gone", false)}, want: "1.00 EUR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := cluster("paris", byClass)
+			request := decide.Request{Requester: "rome", Want: capacity.OfPodSets(tc.sets)}
+			if tc.total != "" {
+				request.Want = broker.HeldCapacity{Totals: amounts(tc.total)}
+			}
+			if got := decide.Compare(request, snapshotOf([]oracleCluster{c}))[0].PricePerHour; got != tc.want {
+				t.Errorf("the price is %s, want %s", got, tc.want)
+			}
+			status := broker.ClusterAdvertisementStatus{}
+			if _, err := ledger.Place(&c.Spec, &status, ledger.Growth{ReservationUID: "a", Attempt: 1, Capacity: request.Want}); err != nil {
+				t.Fatal(err)
+			}
+			price, currency, known := decide.Price(status.Holds[0].Cost, request.Want.Totals)
+			if !known || decide.PriceString(price, currency) != tc.want {
+				t.Errorf("the hold costs %+v, want %s", status.Holds[0].Cost, tc.want)
+			}
+		})
+	}
+	spot := with(decide.Request{Requester: "rome", Want: capacity.OfPodSets([]broker.PodSet{set("cpu=1", "spot", false)})}, func(r *decide.Request) {
+		r.Budget = &broker.Budget{MaxPricePerHour: "0.90", Currency: "EUR"}
+	})
+	dearSpot := cluster("berlin", byClass, func(c *oracleCluster) { c.Spec.NodeClasses[1].Cost.CPUCost = "0.95" })
+	otherCurrency := cluster("oslo", byClass, func(c *oracleCluster) { c.Spec.NodeClasses[1].Cost.Currency = "NOK" })
+	runChoose(t, map[string]chooseCase{
+		"budget": {
+			reason: "only the prices of nodes where the pods may run count", request: spot,
+			clusters: []oracleCluster{dearSpot, otherCurrency, cluster("paris", byClass)}, want: "paris", pods: 1,
+			rejected: byCluster{"berlin": "OverBudget", "oslo": "PriceUnknown"},
+			messages: byCluster{"berlin": "The price is 0.95 EUR per hour; the budget is 0.90 EUR."},
+		},
+		"score": {
+			reason: "the cost of the class is rated", request: with(spot, func(r *decide.Request) { r.Budget = nil }),
+			clusters: []oracleCluster{dearSpot, cluster("paris", byClass)}, want: "paris", pods: 1,
+			rejected: byCluster{"berlin": "NotPreferred"},
+		},
+	})
+}
+
 // TestChooseProperties checks against a packing that puts pods on nodes one by
 // one.
 func TestChooseProperties(t *testing.T) {

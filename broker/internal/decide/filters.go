@@ -74,7 +74,7 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.limit == nil {
 		return ReasonOverBudget
 	}
-	price, currency, known := Price(e.spec.Cost, s.request.Want.Totals)
+	price, currency, known := Price(s.cost(e), s.request.Want.Totals)
 	if known {
 		price, _, known = Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)
 	}
@@ -113,7 +113,7 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 	case reasonTooManyProviders:
 		return fmt.Sprintf("The Reservation has capacity at %d other providers, the maximum. Request the rest in another Reservation.", MaxProviders)
 	case ReasonPriceUnknown, ReasonOverBudget:
-		return s.priced(spec.Cost)
+		return s.priced(s.cost(e))
 	}
 	if admitted := capacity.Admit(spec.Lending, request.Requester, request.Want.PodSets); admitted != nil {
 		return admitted.Message

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -64,6 +65,24 @@ func exact(q resource.Quantity) *big.Rat {
 		return new(big.Rat).SetInt(scale.Mul(scale, dec.UnscaledBig()))
 	}
 	return new(big.Rat).SetFrac(dec.UnscaledBig(), scale)
+}
+
+// cost is what a cluster charges for what is requested.
+func (s *search) cost(e *entry) *broker.Cost {
+	if !e.pricedByClass {
+		return e.spec.Cost
+	}
+	return ledger.CostOf(e.spec, s.request.Want)
+}
+
+// rates are those of the cost.
+func (s *search) rates(i int) *rates {
+	e := s.entries[i]
+	if !e.pricedByClass {
+		return &e.rates
+	}
+	rates := ratesOf(s.cost(e))
+	return &rates
 }
 
 // priced explains why a cost does not fit the request's budget.

@@ -62,7 +62,7 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 	base := s.currency()
 	rated, comparable := rateOf(s.request.ExchangeRates, base) != nil, true
 	for _, i := range s.candidates {
-		rates := &s.entries[i].rates
+		rates := s.rates(i)
 		price, known := rates.price(&s.units)
 		if !known {
 			ratings = append(ratings, -1)
@@ -86,7 +86,7 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 // currency is the one in which prices are compared: one that has a rate, if there is any.
 func (s *search) currency() (currency string) {
 	for _, i := range s.candidates {
-		rates := &s.entries[i].rates
+		rates := s.rates(i)
 		if _, known := rates.price(&s.units); !known {
 			continue
 		}
@@ -99,7 +99,7 @@ func (s *search) currency() (currency string) {
 }
 
 func (costRule) reason(s *search, i int) string {
-	price, currency, known := Price(s.entries[i].spec.Cost, s.request.Want.Totals)
+	price, currency, known := Price(s.cost(s.entries[i]), s.request.Want.Totals)
 	if !known {
 		return "price unknown"
 	}

@@ -100,7 +100,9 @@ type entry struct {
 	spec    *broker.ClusterAdvertisementSpec
 	holds   []broker.Hold
 	catalog *capacity.Catalog
-	rates   rates
+	// rates of the cluster. If it is pricedByClass, those of a request depend on its pods.
+	rates         rates
+	pricedByClass bool
 
 	// before is what an earlier version of the cluster had free, nil if not known.
 	before *free
@@ -121,7 +123,7 @@ type entry struct {
 }
 
 func newEntry(catalog *capacity.Catalog, spec *broker.ClusterAdvertisementSpec, holds []broker.Hold) *entry {
-	return &entry{spec: spec, holds: holds, catalog: catalog, rates: ratesOf(spec.Cost)}
+	return &entry{spec: spec, holds: holds, catalog: catalog, rates: ratesOf(spec.Cost), pricedByClass: capacity.PricedByClass(spec)}
 }
 
 // free is what node classes have free. Most changes of a cluster are about its holds

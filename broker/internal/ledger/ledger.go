@@ -93,7 +93,7 @@ func Place(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvertis
 	if held != nil {
 		hold = *held.DeepCopy()
 	}
-	hold.Cost = lock(hold.Cost, hold.Promised, spec.Cost, growth.Capacity)
+	hold.Cost = lock(hold.Cost, hold.Promised, CostOf(spec, growth.Capacity), growth.Capacity)
 	hold.Promised = capacity.Add(hold.Promised, growth.Capacity)
 	hold.Attempt = growth.Attempt
 

@@ -40,3 +40,35 @@ func TestLockedPrice(t *testing.T) {
 		})
 	}
 }
+
+// TestHighestPrice: of the classes where a pod may run, the highest price of each resource counts.
+func TestHighestPrice(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// cluster is the cluster's price of a core, others those of classes; empty if it is unknown.
+		cluster string
+		others  []string
+		want    string
+	}{
+		"by value, not by text":   {"9", []string{"10"}, "10"},
+		"fractions":               {"0.09", []string{"0.1"}, "0.1"},
+		"a fraction of more":      {"1", []string{"1.001"}, "1.001"},
+		"zeros in front":          {"002", []string{"1.5"}, "002"},
+		"zeros at the end":        {"0.1", []string{"0.100"}, "0.1"},
+		"no whole number":         {"0.5", []string{"0"}, "0.5"},
+		"several":                 {"1", []string{"3", "2"}, "3"},
+		"one that is unknown":     {"1", []string{"3", ""}, ""},
+		"unknown for the cluster": {"", []string{"3"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ad := paris(1000, 0)
+			ad.Cost = &broker.Cost{CPUCost: tc.cluster, Currency: "EUR"}
+			ad.NodeClasses = []broker.NodeClass{{Name: "plain"}}
+			for _, cpu := range tc.others {
+				ad.NodeClasses = append(ad.NodeClasses, broker.NodeClass{Cost: &broker.Cost{CPUCost: cpu, Currency: "EUR"}})
+			}
+			if got := ledger.CostOf(ad, grow("a", 1, 1).Capacity); got == nil || got.CPUCost != tc.want {
+				t.Errorf("the price is %+v, want %q", got, tc.want)
+			}
+		})
+	}
+}

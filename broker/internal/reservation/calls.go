@@ -215,7 +215,7 @@ func (r *Reconciler) recordPriceChange(reservation *broker.Reservation) {
 				continue
 			}
 			locked, currency, known := decide.Price(hold.Cost, hold.Promised.Totals)
-			present, presentCurrency, knownNow := decide.Price(ad.Spec.Cost, hold.Promised.Totals)
+			present, presentCurrency, knownNow := decide.Price(ledger.CostOf(&ad.Spec, hold.Promised), hold.Promised.Totals)
 			if !known || !knownNow || currency != presentCurrency || present.Cmp(locked) <= 0 {
 				continue
 			}

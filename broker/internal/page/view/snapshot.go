@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -168,10 +169,10 @@ func (s Snapshot) cluster(ad *broker.ClusterAdvertisement) Cluster {
 	default:
 		c.State, c.Good = "active", true
 	}
-	capacity, lent := ad.Spec.Resources.Allocatable.List(), ad.Status.Reserved.List()
+	offered, lent := ad.Spec.Resources.Allocatable.List(), ad.Status.Reserved.List()
 	own, used, free := ad.Spec.Resources.Allocated.List(), usedOf(ad), ad.Status.Available.List()
-	for _, name := range kinds(capacity, lent) {
-		c.Resources = append(c.Resources, usage(name, capacity, own, lent, used, free))
+	for _, name := range kinds(offered, lent) {
+		c.Resources = append(c.Resources, usage(name, offered, own, lent, used, free))
 	}
 	if cost := ad.Spec.Cost; cost != nil {
 		for _, unit := range []struct{ price, of string }{{cost.CPUCost, "core"}, {cost.MemoryCost, "GiB"}, {cost.GPUCost, "GPU"}, {cost.StorageCost, "GiB of storage"}} {
@@ -179,6 +180,9 @@ func (s Snapshot) cluster(ad *broker.ClusterAdvertisement) Cluster {
 				c.Price = append(c.Price, unit.price+" "+cost.Currency+" a "+unit.of)
 			}
 		}
+	}
+	if capacity.PricedByClass(&ad.Spec) {
+		c.Price = append(c.Price, "some nodes have other prices")
 	}
 	return c
 }
