@@ -508,6 +508,24 @@ func TestPriceByClass(t *testing.T) {
 			rejected: byCluster{"berlin": "NotPreferred"},
 		},
 	})
+
+	// Each of two clusters has room for one pod, and nodes for 0.1 that the pods do not select.
+	one := func(id, cpu string) oracleCluster {
+		return cluster(id, byClass, func(c *oracleCluster) {
+			c.Spec.Cost.CPUCost, c.Spec.NodeClasses[1].Cost.CPUCost = "0.1", cpu
+			c.Spec.NodeClasses[1].FreeShapes[0].Pods = 1
+		})
+	}
+	two := with(spot, func(r *decide.Request) { r.Want.PodSets[0].Count, r.Budget.MaxPricePerHour = 2, "2.1" })
+	two.Want = capacity.OfPodSets(two.Want.PodSets)
+	_, missing, decision := decide.Split(two, snapshotOf([]oracleCluster{one("berlin", "1.2"), one("paris", "1")}), func(_ *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+		return append(holds, broker.Hold{ReservationName: "r", Requester: "rome", Promised: amount}), nil
+	})
+	if missing.Pods() != 1 || !slices.ContainsFunc(decision.Rejections, func(r broker.ClusterRejection) bool {
+		return strings.Contains(r.Message, "The price is 2.20 EUR per hour; the budget is 2.10 EUR.")
+	}) {
+		t.Errorf("the first part costs 1.00 EUR, so the second one for 1.20 EUR is over budget: %d pods are missing, %+v", missing.Pods(), decision.Rejections)
+	}
 }
 
 // TestChooseProperties checks against a packing that puts pods on nodes one by

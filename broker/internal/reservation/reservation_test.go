@@ -174,8 +174,14 @@ func auditLog(e *env) {
 			return c.SubResource(sub).Update(ctx, o, opts...)
 		},
 	})
+	// The price is that of the nodes.
+	priced := func(cluster string) broker.ClusterAdvertisementSpec {
+		spec := e.spec(cluster, "200m")
+		spec.NodeClasses[0].Cost, spec.Cost = spec.Cost, &broker.Cost{CPUCost: "9", Currency: "EUR"}
+		return spec
+	}
 	for _, cluster := range []string{"paris", "berlin"} {
-		first.advertise(e.spec(cluster, "200m"))
+		first.advertise(priced(cluster))
 	}
 	e.request("r", 4, func(r *broker.Reservation) { r.Spec.Duration = &metav1.Duration{Duration: time.Hour} })
 	e.eventually("the second ledger write", func() error {
@@ -193,7 +199,7 @@ func auditLog(e *env) {
 	first.stop()
 	second := e.start(nil)
 	for _, cluster := range []string{"paris", "berlin"} {
-		second.advertise(e.spec(cluster, "200m"))
+		second.advertise(priced(cluster))
 	}
 	expectLines := func(parts ...string) {
 		e.eventually(fmt.Sprintf("one line of the audit log for each cluster with %q", parts), func() error {
@@ -1151,7 +1157,7 @@ func renewal(e *env) {
 		}
 	}
 	dearer := e.spec("paris", "1")
-	dearer.Cost = &broker.Cost{CPUCost: "50", Currency: "EUR"}
+	dearer.NodeClasses[0].Cost = &broker.Cost{CPUCost: "50", Currency: "EUR"}
 	p.advertise(dearer)
 	e.clock.Step(50 * time.Minute)
 	e.eventually("the event about the price", func() error {
