@@ -163,6 +163,7 @@ func TestClusters(t *testing.T) {
 		hub.Advertisements[i].Spec.Region, hub.Advertisements[i].Spec.Zone = "eu", "eu-1"
 		hub.Advertisements[i].Spec.ObservedHolds = []broker.ObservedHold{{Requester: "rome", Used: broker.FromList(expect.Resources("cpu", "3"))}, {Requester: "bonn", Used: broker.FromList(expect.Resources("cpu", "1"))}}
 	}
+	hub.Advertisements[1].Spec.NodeClasses = []broker.NodeClass{{Cost: &broker.Cost{CPUCost: "0.01", Currency: "EUR"}}}
 	style := explain.Style{}
 	consumer := health.Clusters(o, overflowed(), nil)
 	expectGolden(t, "clusters-consumer", consumer.Text(style))

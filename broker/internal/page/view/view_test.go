@@ -34,6 +34,7 @@ func paris() *broker.ClusterAdvertisement {
 			},
 			ObservedHolds: []broker.ObservedHold{{Requester: "rome", Used: amounts("cpu", "3", "memory", "6Gi"), Pods: 3}},
 			Cost:          &broker.Cost{CPUCost: "0.05", MemoryCost: "0.01", Currency: "EUR"},
+			NodeClasses:   []broker.NodeClass{{Name: "spot", Cost: &broker.Cost{CPUCost: "0.01", Currency: "EUR"}}},
 		},
 		Status: broker.ClusterAdvertisementStatus{
 			Active: true, Reserved: amounts("cpu", "6", "memory", "12Gi"), Available: amounts("cpu", "2", "memory", "20Gi"),
@@ -66,7 +67,7 @@ func TestClusters(t *testing.T) {
 		{ID: "berlin", State: "not heard"},
 		{
 			ID: "paris", Name: "Paris", Where: "fr, fr-1", State: "active", Good: true, Heard: &view.Moment{At: "2026-11-28T11:59:48Z", Age: "12 s ago"},
-			Resources: want.Totals.Resources, Price: []string{"0.05 EUR a core", "0.01 EUR a GiB"},
+			Resources: want.Totals.Resources, Price: []string{"0.05 EUR a core", "0.01 EUR a GiB", "some nodes have other prices"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
