@@ -75,7 +75,7 @@ func (p Period) Of(day string) string {
 // UsageQuery selects sums. Empty fields select all.
 type UsageQuery struct {
 	Requester, Namespace string
-	// From and To are the first and the last day (DateOf).
+	// From and To are the first and the last day (DateOf). From may be a month (2006-01): its first day.
 	From, To string
 	Period   Period
 }

@@ -168,6 +168,9 @@ func parseUsage(r *http.Request, caller string, now time.Time) (query history.Us
 	if token := p.continued(); token != "" {
 		if page.after = parseContinue(token, caller); page.after == nil {
 			p.refuse("%v", history.ErrContinue)
+		} else {
+			// Earlier ones were on earlier pages.
+			query.From = max(query.From, page.after.Period)
 		}
 	}
 	format = p.format(r)

@@ -61,6 +61,22 @@ func row(owner string, currency string) history.UsageRow {
 	}
 }
 
+// TestPagesReadLess: what was on earlier pages is not read again, but for its last day or month.
+func TestPagesReadLess(t *testing.T) {
+	for query, want := range map[string]struct{ after, from string }{
+		"from=2026-03-01":              {"2026-03-20", "2026-03-20"},
+		"from=2026-03-25":              {"2026-03-20", "2026-03-25"},
+		"from=2026-02-01&period=month": {"2026-03", "2026-03"},
+		"from=2026-03-15&period=month": {"2026-03", "2026-03-15"},
+	} {
+		store, last := &fakeStore{}, row("web", "EUR").UsageKey
+		last.Period = want.after
+		if _, err := call(calls(store).Usage, query+"&continue="+continueAfter(last), ""); err != nil || store.asked.From != want.from {
+			t.Errorf("%s after %s: reads from %s, want %s (%v)", query, want.after, store.asked.From, want.from, err)
+		}
+	}
+}
+
 // TestPages: the pages of usage have each row once.
 func TestPages(t *testing.T) {
 	store := &fakeStore{}
