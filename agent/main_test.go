@@ -55,11 +55,11 @@ func TestFlags(t *testing.T) {
 	if o, err = parse([]string{"--scheduler-name=none"}); err != nil || o.schedulerName != "" {
 		t.Errorf("with --scheduler-name=none got %+v, %v", o, err)
 	}
-	if o, err = parse([]string{"--broker-kubeconfig=hub"}); err != nil || o.transport != transportKubernetes {
+	if o, err = parse([]string{"--broker-kubeconfig=hub", "--api-server-endpoint=https://[2001:db8::1]:6443"}); err != nil || o.transport != transportKubernetes {
 		t.Errorf("with --broker-kubeconfig got %+v, %v", o, err)
 	}
 	for _, invalid := range [][]string{
-		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--broker-poll-interval=30s"}, {"--driver=magic"}, {"--guests-pod-security=privileged"}, {"--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"},
+		{"--broker-transport=kubernetes"}, {"--broker-transport=carrier-pigeon"}, {"--broker-transport=http"}, {"--broker-poll-interval=30s"}, {"--driver=magic"}, {"--guests-pod-security=privileged"}, {"--placeholders-timeout=0s"}, {"--driver=direct", "--direct-token-ttl=1m"}, {"--cluster-id=Rome"}, {"--api-server-endpoint=https://2001:db8::1:6443"}, {"--api-server-endpoint=192.0.2.1:6443"},
 		{"--liqo-pod-cidrs=10.0.0.0/33"}, {"--provider-networks=300.0.0.0/8"}, {"--guests-allow-ingress-from=10.0.0.1/8"},
 		{"--lend-headroom=cpu"}, {"--lend-headroom=cpu=much"}, {"--lend-headroom=cpu=-1"}, {"--cost-cpu=-1"}, {"--cost-cpu=1", "--cost-currency=euro"}, {"--cost-rates=cheap"}, {`--cost-rates=[{"timeZone":"Mars","cpu":"1"}]`},
 		{"--peer-fingerprints=paris"}, {"--advertisement-requeue-interval=0s"}, {"something"},

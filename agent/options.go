@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
 	"github.com/spillway-dev/spillway/agent/internal/peering/direct"
 	"github.com/spillway-dev/spillway/agent/internal/peering/sealing"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/exposition"
@@ -276,6 +277,8 @@ func (o *options) validate(rest []string) error {
 		return fmt.Errorf("--guests-pod-security=%s is unknown: use restricted or baseline", o.lending.PodSecurity)
 	case o.clusterID != "" && !protocol.ValidClusterID(o.clusterID):
 		return fmt.Errorf("--cluster-id=%q is not valid: use at most %d lower-case letters, digits and dashes, and no dash at the start or end", o.clusterID, protocol.MaxClusterID)
+	case o.apiServerEndpoint != "" && !session.IsURL(o.apiServerEndpoint, "https"):
+		return fmt.Errorf("--api-server-endpoint=%q must be https://<host>:<port>, with an IPv6 address in brackets", o.apiServerEndpoint)
 	case o.proofTimeout <= 0:
 		return errors.New("--placeholders-timeout must be greater than 0")
 	case o.leaveWithin <= 0 || o.leaveWithin > protocol.MaxLeaveWithin:

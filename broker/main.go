@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -99,6 +100,11 @@ func parse(arguments []string) (options, error) {
 		return o, fmt.Errorf("--broker-interface=%s is not supported: use http or kubernetes", o.transport)
 	}
 	o.Namespaces = o.transport == interfaceKubernetes
+	for _, name := range o.names {
+		if net.ParseIP(name) == nil && strings.ContainsAny(name, "[]:/") {
+			return o, fmt.Errorf("--tls-san=%s is no DNS name and no IP address: write it without a scheme, brackets and a port", name)
+		}
+	}
 	if o.ClientValidity < 10*time.Minute {
 		return o, fmt.Errorf("--client-certificate-duration=%s is too short: set 10m or more", o.ClientValidity)
 	}

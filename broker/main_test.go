@@ -26,12 +26,12 @@ func TestMain(m *testing.M) { controlplane.Main(m) }
 
 func TestFlags(t *testing.T) {
 	t.Setenv("POD_NAMESPACE", "hub")
-	o, err := parse([]string{"--tls-san=a.test, 192.0.2.1", "--tls-san", "b.test"})
+	o, err := parse([]string{"--tls-san=a.test, 192.0.2.1", "--tls-san", "b.test,2001:db8::1"})
 	expect.NoError(t, err)
-	if o.Namespace != "hub" || !slices.Equal(o.names, []string{"a.test", "192.0.2.1", "b.test"}) {
+	if o.Namespace != "hub" || !slices.Equal(o.names, []string{"a.test", "192.0.2.1", "b.test", "2001:db8::1"}) {
 		t.Fatalf("got %+v", o)
 	}
-	for _, arguments := range [][]string{{"--broker-interface=pigeon"}, {"something"}} {
+	for _, arguments := range [][]string{{"--broker-interface=pigeon"}, {"something"}, {"--tls-san=[2001:db8::1]"}, {"--tls-san=a.test:8443"}, {"--tls-san=https://a.test"}} {
 		if _, err := parse(arguments); err == nil {
 			t.Errorf("%v was accepted", arguments)
 		}
