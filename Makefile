@@ -100,8 +100,10 @@ CHART ?= agent
 NAMESPACE ?= spillway-system
 ARGS ?=
 
-PROGRAMS ?= spillway-broker:broker spillway-agent:agent spillway-scheduler:scheduler-plugin spillway-virtual-node:virtual-node kubectl-spillway:agent/kubectl-spillway
-BIN ?= bin
+PROGRAMS := spillway-broker:broker spillway-agent:agent spillway-scheduler:scheduler-plugin spillway-virtual-node:virtual-node kubectl-spillway:agent/kubectl-spillway
+BIN := bin
+# Flags of build-prod.
+PROD :=
 
 .PHONY: build
 build: ## Build Spillway's programs: bin/spillway-broker, -agent, -scheduler and -virtual-node, and the plugin bin/kubectl-spillway

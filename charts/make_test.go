@@ -22,11 +22,14 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
-// TestMakeBuild: programs are static; those for production have no symbols, and the commit.
+// TestMakeBuild: programs are static; those for production have no symbols, and the commit. The
+// environment changes nothing.
 func TestMakeBuild(t *testing.T) {
 	bin := t.TempDir()
 	for target, symbols := range map[string]bool{"build": true, "build-prod": false} {
-		out, err := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", "..", target, "PROGRAMS=spillway-agent:agent", "BIN="+bin).CombinedOutput()
+		build := exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", "..", target, "PROGRAMS=spillway-agent:agent", "BIN="+bin)
+		build.Env = append(os.Environ(), "GOFLAGS=-tags=other", "CGO_ENABLED=1", "PROD=-ldflags=-s", "BIN=/nowhere", "PROGRAMS=none:none")
+		out, err := build.CombinedOutput()
 		if err != nil {
 			t.Fatalf("make %s: %v\n%s", target, err, out)
 		}
@@ -43,6 +46,9 @@ func TestMakeBuild(t *testing.T) {
 		expect.NoError(t, file.Close())
 		info, err := buildinfo.ReadFile(filepath.Join(bin, "spillway-agent"))
 		expect.NoError(t, err)
+		if !slices.Contains(info.Settings, debug.BuildSetting{Key: "-trimpath", Value: "true"}) || slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-tags" }) {
+			t.Errorf("make %s takes flags of the environment: %v", target, info.Settings)
+		}
 		// The go command does not know other work trees of a repository.
 		git, err := os.Stat("../.git")
 		if !symbols && !slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "vcs.revision" }) && err == nil && git.IsDir() {
