@@ -14,6 +14,7 @@ import (
 	"github.com/liqotech/liqo/pkg/consts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -35,9 +36,9 @@ type Driver struct {
 	// marked are the namespaces in which ConfigMaps and Secrets may be marked for
 	// reflection, nil before they are read.
 	marked map[string]bool
-	// markedAt is when a ConfigMap or Secret was last seen to be marked or decided about, by
-	// namespace.
-	markedAt map[string]map[source]time.Time
+	// decided are the ConfigMaps and Secrets (sourceIn) that were seen to be marked or decided about
+	// in the time of lookAgainAfter.
+	decided *utilcache.LRUExpireCache
 }
 
 var (
@@ -52,7 +53,7 @@ func New(options Options) (*Driver, error) {
 	}
 	return &Driver{
 		Options: options, handshake: session.NewClient(liqo.Codec, options.Options.Options, session.Offer, session.Grant, session.Gone, session.Refusal),
-		wanted: map[string][]string{}, ended: map[string]time.Time{}, markedAt: map[string]map[source]time.Time{},
+		wanted: map[string][]string{}, ended: map[string]time.Time{}, decided: utilcache.NewLRUExpireCacheWithClock(maxDecided, options.Clock),
 	}, nil
 }
 

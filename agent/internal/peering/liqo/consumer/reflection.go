@@ -185,6 +185,15 @@ func sources(pod *corev1.PodSpec) map[source]bool {
 // to it. It may be deleted and created again without the mark.
 const lookAgainAfter = time.Minute
 
+// maxDecided is how many sources are remembered for that.
+const maxDecided = 1 << 16
+
+// sourceIn is a source of a namespace.
+type sourceIn struct {
+	namespace string
+	source
+}
+
 // Carry lets Liqo reflect the ConfigMaps and Secrets that a pod refers to. Their owner
 // may have decided about one: it is left as it is.
 func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, error) {
@@ -196,13 +205,14 @@ func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, 
 		return peering.Progress{}, err
 	}
 	for s, optional := range found {
-		if d.recentlyMarked(pod.Namespace, s) {
+		id := sourceIn{pod.Namespace, s}
+		if _, recent := d.decided.Get(id); recent {
 			continue
 		}
 		err := d.mark(ctx, pod.Namespace, s)
 		switch {
 		case apierrors.IsNotFound(err) && optional:
-			d.noteMarked(pod.Namespace, s)
+			d.decided.Add(id, nil, lookAgainAfter)
 		case apierrors.IsNotFound(err):
 			return peering.Waiting(peering.ReasonSourceMissing, fmt.Sprintf("%s %s/%s does not exist", s.kind, pod.Namespace, s.name)), nil
 		case apierrors.IsForbidden(err), apierrors.IsConflict(err):
@@ -211,27 +221,10 @@ func (d *Driver) Carry(ctx context.Context, pod *corev1.Pod) (peering.Progress, 
 		case err != nil:
 			return peering.Progress{}, fmt.Errorf("marking %s %s/%s for Liqo: %w", s.kind, pod.Namespace, s.name, err)
 		default:
-			d.noteMarked(pod.Namespace, s)
+			d.decided.Add(id, nil, lookAgainAfter)
 		}
 	}
 	return peering.Done("Carried", "Liqo may reflect what the pod refers to"), nil
-}
-
-func (d *Driver) recentlyMarked(namespace string, s source) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	at, known := d.markedAt[namespace][s]
-	return known && d.Clock.Since(at) < lookAgainAfter
-}
-
-func (d *Driver) noteMarked(namespace string, s source) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.markedAt[namespace] == nil {
-		d.markedAt[namespace] = map[source]time.Time{}
-	}
-	maps.DeleteFunc(d.markedAt[namespace], func(_ source, at time.Time) bool { return d.Clock.Since(at) >= lookAgainAfter })
-	d.markedAt[namespace][s] = d.Clock.Now()
 }
 
 // typeMeta makes a PartialObjectMetadata that of a kind of source: nothing else of a
@@ -301,9 +294,8 @@ func (d *Driver) unmark(ctx context.Context, used func(namespace string) bool) e
 }
 
 func (d *Driver) unmarkNamespace(ctx context.Context, namespace string) error {
-	d.mu.Lock()
-	delete(d.markedAt, namespace) // before, so that a pod that comes meanwhile is looked at
-	d.mu.Unlock()
+	forget := func() { d.decided.RemoveAll(func(of any) bool { return of.(sourceIn).namespace == namespace }) }
+	forget() // before, so that a pod that comes meanwhile is looked at
 	for _, kind := range []string{"ConfigMap", "Secret"} {
 		if err := d.unmarkKind(ctx, namespace, kind); err != nil {
 			return fmt.Errorf("removing marks in namespace %s: %w", namespace, err)
@@ -315,8 +307,8 @@ func (d *Driver) unmarkNamespace(ctx context.Context, namespace string) error {
 	}
 	d.mu.Lock()
 	delete(d.marked, namespace)
-	delete(d.markedAt, namespace)
 	d.mu.Unlock()
+	forget()
 	return nil
 }
 

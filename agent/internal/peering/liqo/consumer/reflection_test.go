@@ -220,7 +220,7 @@ func expectMarkedAgain(t *testing.T, rome client.Client, start func(client.Clien
 		key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}}
 		expect.NoError(t, rome.Delete(ctx, key.DeepCopy()))
 		expect.NoError(t, rome.Create(ctx, key))
-		clock.SetTime(clock.Now().Add(lookAgainAfter))
+		clock.SetTime(clock.Now().Add(lookAgainAfter + 1))
 	}
 	_, err := again.Carry(ctx, pod)
 	expect.NoError(t, err)
