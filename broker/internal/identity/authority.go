@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -86,7 +87,9 @@ type Authority struct {
 	// files are those of another authority; nil with the own one.
 	files *files
 
-	misses     misses
+	// misses are the registrations (miss) that were read live lately and did not admit a cluster: a
+	// revoked one does not cost a read of the API server with each of its calls.
+	misses     *utilcache.LRUExpireCache
 	admissions admissions
 
 	mutex sync.Mutex
@@ -102,7 +105,7 @@ type Authority struct {
 func New(ctx context.Context, options Options) (*Authority, error) {
 	options.Clock = cmp.Or[clock.PassiveClock](options.Clock, clock.RealClock{})
 	options.ClientValidity = cmp.Or(options.ClientValidity, DefaultClientValidity)
-	a := &Authority{Options: options}
+	a := &Authority{Options: options, misses: newMisses(options.Clock)}
 	if options.CertPath != "" {
 		a.files = &files{dir: options.CertPath, clock: options.Clock, log: options.Log}
 		return a, a.files.load()

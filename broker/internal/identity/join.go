@@ -2,7 +2,6 @@ package identity
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -23,6 +22,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -71,7 +72,7 @@ func (a *Authority) Join(ctx context.Context, request protocol.JoinRequest) (pro
 	if err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("issuing a certificate for %s: %w", request.ClusterID, err)
 	}
-	a.misses.forget(request.ClusterID)
+	a.misses.RemoveAll(func(of any) bool { return of.(miss).clusterID == request.ClusterID })
 	certificatesIssued.Inc()
 	if err := a.recordCertificate(ctx, registration, leaf); err != nil {
 		return protocol.JoinResponse{}, fmt.Errorf("recording the certificate of %s: %w", request.ClusterID, err)
@@ -175,14 +176,32 @@ func (a *Authority) Authenticate(ctx context.Context, state *tls.ConnectionState
 	return clusterID, nil
 }
 
+const (
+	// missPeriod is the time for which a registration that did not match is not read live
+	// again.
+	missPeriod = 5 * time.Second
+	// maxMisses is the maximum number of misses that are kept.
+	maxMisses = 4096
+)
+
+// miss is a registration that did not exist with a key.
+type miss struct{ clusterID, key string }
+
+func newMisses(clock clock.PassiveClock) *utilcache.LRUExpireCache {
+	return utilcache.NewLRUExpireCacheWithClock(maxMisses, clock)
+}
+
 // admitted returns nil if a cluster may use the broker with a key. A registration that does not
 // admit it in the cache is read live, because the cluster may have joined just now; if that does
 // not either, it is not read live again for missPeriod, or until the cluster joins at this replica.
 func (a *Authority) admitted(ctx context.Context, clusterID, key string) error {
 	refusal, err := a.refusal(ctx, a.Cache, clusterID, key)
 	of := miss{clusterID, key}
-	if err != nil || refusal == nil || a.misses.recent(of, a.Clock.Now()) {
-		return cmp.Or(err, refusal)
+	if err != nil || refusal == nil {
+		return err
+	}
+	if _, recent := a.misses.Get(of); recent {
+		return refusal
 	}
 	if a.files != nil {
 		// Its certificate is what it joins with.
@@ -192,7 +211,7 @@ func (a *Authority) admitted(ctx context.Context, clusterID, key string) error {
 	}
 	var refused *protocol.Error
 	if errors.As(err, &refused) {
-		a.misses.add(of, a.Clock.Now())
+		a.misses.Add(of, nil, missPeriod)
 	}
 	return err
 }
