@@ -47,7 +47,7 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	}
 	key, resolved := p.keys.KeyOf(pod)
 	switch {
-	case placed >= required && !p.allStillGranted(unbound):
+	case placed >= required && slices.ContainsFunc(unbound, func(pod *corev1.Pod) bool { return !p.stillGranted(pod) }):
 		return framework.NewStatus(framework.Unschedulable, fmt.Sprintf(errGangEnded, gang)), 0
 	case placed >= required && p.gangs.Allow(unbound):
 		p.forWaiting(pod, func(w framework.WaitingPod) { w.Allow(Name) })
@@ -58,10 +58,6 @@ func (p *Plugin) Permit(_ context.Context, _ framework.CycleState, pod *corev1.P
 	p.gangs.Await(pod.UID, p.args.GangTimeout.Duration)
 	p.handle.Activate(klog.Background(), others)
 	return framework.NewStatus(framework.Wait, fmt.Sprintf(errGangWaits, required, gang)), p.args.GangTimeout.Duration
-}
-
-func (p *Plugin) allStillGranted(pods []*corev1.Pod) bool {
-	return !slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return !p.stillGranted(pod) })
 }
 
 // unreserveGang frees the places of the other pods of a gang when one has lost its place,

@@ -101,14 +101,10 @@ type laterPod struct {
 func New(config Config) *Controller {
 	return &Controller{
 		Config: config, writes: newWriteQueue(config.Clock), refusals: newRefusals(config.Clock),
-		decisions: decisions{events: map[demand.Key]Event{}}, conditions: newConditions(config),
-		later: heap.New(func(p laterPod) string { return string(p.uid) }, func(x, y laterPod) bool { return x.at.Before(y.at) }),
+		decisions:  decisions{events: map[demand.Key]Event{}},
+		conditions: condition.New(config.Client, config.Clock, func() { Writes.WithLabelValues(WriteCondition).Inc() }),
+		later:      heap.New(func(p laterPod) string { return string(p.uid) }, func(x, y laterPod) bool { return x.at.Before(y.at) }),
 	}
-}
-
-// newConditions returns the writer of the pods' conditions, which counts the writes.
-func newConditions(config Config) *condition.Writer {
-	return condition.New(config.Client, config.Clock, func() { Writes.WithLabelValues(WriteCondition).Inc() })
 }
 
 // Run processes the queue, and writes what Sync returns, until ctx ends.

@@ -160,8 +160,10 @@ func (c *Controller) reconcile(ctx context.Context, request reconcile.Request) (
 		n = nil
 	}
 	if n == nil {
-		if config.Terminating && !c.nodeExists(ctx, config.Provider) {
-			return reconcile.Result{}, nil
+		if config.Terminating {
+			if _, err := c.Client.CoreV1().Nodes().Get(ctx, broker.VirtualNodeName(config.Provider), metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				return reconcile.Result{}, nil
+			}
 		}
 		if n, err = c.start(ctx, config); err != nil {
 			c.recordFailure(config.Provider, err)
@@ -196,11 +198,6 @@ func (c *Controller) stop(provider string) {
 	if n != nil {
 		n.stop()
 	}
-}
-
-func (c *Controller) nodeExists(ctx context.Context, provider string) bool {
-	_, err := c.Client.CoreV1().Nodes().Get(ctx, broker.VirtualNodeName(provider), metav1.GetOptions{})
-	return !apierrors.IsNotFound(err)
 }
 
 // delete stops a virtual node and deletes its Node object. Pods still bound to it

@@ -20,13 +20,7 @@ var (
 	scrapeError     = prometheus.NewDesc("resource_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise", nil, nil)
 )
 
-// gatherer returns the metrics of a summary; complete sets resource_scrape_error.
-func gatherer(summary *stats.Summary, complete bool) prometheus.Gatherer {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(summaryCollector{summary: summary, complete: complete})
-	return registry
-}
-
+// summaryCollector has the metrics of a summary; complete sets resource_scrape_error.
 type summaryCollector struct {
 	summary  *stats.Summary
 	complete bool

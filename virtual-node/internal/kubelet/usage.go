@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -56,7 +57,9 @@ func (u *usage) metrics(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	promhttp.HandlerFor(gatherer(summary, complete), promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(summaryCollector{summary: summary, complete: complete})
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
 }
 
 // collect returns the current usage. Pods without metrics are listed without usage;

@@ -38,10 +38,6 @@ func configCapacity(capacity peering.Capacity) nodeconfig.Capacity {
 	return nodeconfig.Capacity{Resources: resources, Labels: maps.Clone(capacity.Labels), Namespaces: slices.Compact(namespaces)}
 }
 
-func equalCapacity(a, b nodeconfig.Capacity) bool {
-	return session.Equal(a.Resources, b.Resources) && maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Namespaces, b.Namespaces)
-}
-
 // EnsureCapacity makes the provider's virtual node provide exactly capacity.
 func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity peering.Capacity) (peering.Progress, error) {
 	provider := peer.ClusterID
@@ -69,8 +65,8 @@ func (d *Driver) EnsureCapacity(ctx context.Context, peer peering.Peer, capacity
 		return peering.Progress{}, err
 	}
 	capacity.Namespaces = slices.DeleteFunc(slices.Clone(capacity.Namespaces), func(name string) bool { _, out := refused[name]; return out })
-	want := configCapacity(capacity)
-	if r.state != stateActive || !equalCapacity(want, r.Capacity) {
+	want, have := configCapacity(capacity), r.Capacity
+	if r.state != stateActive || !session.Equal(want.Resources, have.Resources) || !maps.Equal(want.Labels, have.Labels) || !slices.Equal(want.Namespaces, have.Namespaces) {
 		r.state, r.Capacity = stateActive, want
 		if err := d.store(ctx, r); err != nil {
 			return peering.Progress{}, err
