@@ -72,6 +72,16 @@ func Sub(a, b broker.HeldCapacity) broker.HeldCapacity {
 	return broker.HeldCapacity{Totals: broker.FromList(Subtract(left, b.Totals.List()))}
 }
 
+// First is the first n pods of a capacity of pod sets.
+func First(from broker.HeldCapacity, n int32) broker.HeldCapacity {
+	sets := slices.Clone(from.PodSets)
+	for i := range sets {
+		sets[i].Count = min(sets[i].Count, max(n, 0))
+		n -= sets[i].Count
+	}
+	return OfPodSets(sets)
+}
+
 // Min is the smaller amount of each set, or of each resource of divisible totals.
 func Min(a, b broker.HeldCapacity) broker.HeldCapacity { return Sub(a, Sub(a, b)) }
 

@@ -116,6 +116,11 @@ func TestRun(t *testing.T) {
 		"divided": {true, func(s *scenario) {
 			s.documents = []string{strings.Replace(s.documents[0], "replicas: 3", "replicas: 11", 1)}
 		}},
+		"spread": {false, func(s *scenario) {
+			s.documents = []string{strings.Replace(s.documents[0], "replicas: 3", "replicas: 12", 1)}
+			s.namespace.Policies[0].Spec.Placement = &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverRegion, MaxSkew: 1}}
+			s.ads[3].Spec.Lending.Consumers, s.ads[3].Spec.Region = nil, ""
+		}},
 		"partly": {false, func(s *scenario) {
 			s.documents = []string{strings.Replace(s.documents[0], "replicas: 3", "replicas: 14", 1)}
 		}},

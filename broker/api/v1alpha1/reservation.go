@@ -19,8 +19,7 @@ type PodSet struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
 	Count int32 `json:"count"`
-	// requests of each pod, with init containers and overhead, as the scheduler
-	// computes them.
+	// requests of each pod, with init containers and overhead, as the scheduler computes them.
 	Requests ResourceQuantities `json:"requests"`
 	// nodeSelector of the pods.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
@@ -29,9 +28,8 @@ type PodSet struct {
 	// tolerations of the pods.
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
-	// podSecurity is the strictest Pod Security Standard that the pods comply with:
-	// restricted or baseline. No provider is chosen that requires a stricter one. If unset,
-	// that is not checked before the pods are bound.
+	// podSecurity is the strictest Pod Security Standard that the pods comply with: restricted or baseline. No
+	// provider is chosen that requires a stricter one. If unset, that is not checked before the pods are bound.
 	// +kubebuilder:validation:Enum=restricted;baseline
 	PodSecurity string `json:"podSecurity,omitempty"`
 }
@@ -42,16 +40,16 @@ const (
 	PodSecurityBaseline   = "baseline"
 )
 
-// ReservationSpec is the requested capacity: either a divisible total or pod sets.
-// Users or the scheduler plugin write it; the consumer's agent sets requesterID,
-// reduces counts and sets retained. Once created, only amounts, minAvailable, priority,
-// deadline and podSelector can change, and namespaces in the hub; pod sets can be added.
-// The API server refuses another shape of a pod set (requests, nodeSelector, nodeAffinity,
-// tolerations and podSecurity); the broker refuses every other change of a consumer's Reservation.
+// ReservationSpec is the requested capacity: either a divisible total or pod sets. Users or the scheduler plugin
+// write it; the consumer's agent sets requesterID, reduces counts and sets retained. Once created, only amounts,
+// minAvailable, priority, deadline and podSelector can change, and namespaces in the hub; pod sets can be added.
+// The API server refuses another shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations and
+// podSecurity); the broker refuses every other change of a consumer's Reservation.
 // +kubebuilder:validation:XValidation:rule="has(self.requestedResources) != has(self.podSets)",message="set exactly one of requestedResources (a divisible total) and podSets"
 // +kubebuilder:validation:XValidation:rule="!has(self.targetClusterID) || !has(self.requesterID) || self.targetClusterID != self.requesterID",message="targetClusterID must not be the requester itself: set another cluster ID, or remove targetClusterID to let the broker choose"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.requesterID) || has(self.requesterID) && self.requesterID == oldSelf.requesterID",message="requesterID is immutable: create another Reservation for another consumer"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement) || !has(self.placement.spread) || has(self.podSets)",message="placement.spread divides pods: set podSets, or remove placement.spread"
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Required in the hub. Leave it empty in
 	// the consumer's cluster: the agent sets it from its certificate. Immutable once set.
@@ -83,9 +81,8 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !has(s.requests.extended) || s.requests.extended.all(k, type(s.requests.extended[k]) == int ? s.requests.extended[k] >= 0 : (s.requests.extended[k] < '-' || s.requests.extended[k] >= '.')))",message="amounts in requests.extended must be quantities of 0 or more, such as 2"
 	// +kubebuilder:validation:items:XValidation:rule="self.requests == oldSelf.requests && has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector) && has(self.nodeAffinity) == has(oldSelf.nodeAffinity) && (!has(self.nodeAffinity) || self.nodeAffinity == oldSelf.nodeAffinity) && has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations) && has(self.podSecurity) == has(oldSelf.podSecurity) && (!has(self.podSecurity) || self.podSecurity == oldSelf.podSecurity)",message="the shape of a pod set (requests, nodeSelector, nodeAffinity, tolerations, podSecurity) is immutable: change its count, or create another Reservation for another shape"
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// podSelector limits the pods that may use a Reservation made by hand to those with
-	// these labels. All pods of its namespaces if unset. Reservations of the scheduler
-	// plugin serve the pods of one owner, and ignore it.
+	// podSelector limits the pods that may use a Reservation made by hand to those with these labels. All pods of
+	// its namespaces if unset. Reservations of the scheduler plugin serve the pods of one owner, and ignore it.
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.indexOf('/') < 254 && e.key.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, v.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$')) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.indexOf('/') < 254 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.matchLabels[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$'))",message="matchLabels must be keys and values of labels, such as {team: shop}"
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
@@ -97,16 +94,14 @@ type ReservationSpec struct {
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:items:MaxLength=63
 	Namespaces []string `json:"namespaces,omitempty"`
-	// minAvailable is the number of pods below which the capacity is of no use: the
-	// broker holds capacity for at least as many pods, or for none, and no pod may use
-	// it before the providers have accepted as many. It counts the pods of all pod sets,
-	// and is limited to their number. Not for a divisible total.
+	// minAvailable is the number of pods below which the capacity is of no use: the broker holds capacity for at
+	// least as many pods, or for none, and no pod may use it before the providers have accepted as many. It counts
+	// the pods of all pod sets, and is limited to their number. Not for a divisible total.
 	// +kubebuilder:validation:Minimum=0
 	MinAvailable int32 `json:"minAvailable,omitempty"`
-	// priority in the queue: Reservations of a higher priority are placed first, those
-	// of the same priority by age: since their creation, or since what they request last
-	// grew after they were placed. It never takes capacity that another one holds. One that
-	// is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
+	// priority in the queue: Reservations of a higher priority are placed first, those of the same priority by age:
+	// since their creation, or since what they request last grew after they were placed. It never takes capacity
+	// that another one holds. One that is higher than quotas.maxPriority of the BrokerConfig (1000) counts as that.
 	// +kubebuilder:validation:Minimum=-1000000000
 	// +kubebuilder:validation:Maximum=1000000000
 	Priority int32 `json:"priority,omitempty"`
@@ -116,18 +111,15 @@ type ReservationSpec struct {
 	// when the spec changes. If unset, the Reservation is queued until it is deleted.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="deadline must be a duration of 1s or more, such as 10m; a day is 24h"
 	Deadline *metav1.Duration `json:"deadline,omitempty"`
-	// duration of the lease, limited by the BrokerConfig's maxDuration; its defaultDuration if
-	// unset. The lease starts
-	// with the first hold, and again while pods use the capacity, and when another replica
-	// of the broker becomes the leader. When it ends, the capacity is released: set or not,
-	// also when its consumer has neither advertised nor renewed it for the BrokerConfig's
-	// defaultLease.
+	// duration of the lease, limited by the BrokerConfig's maxDuration; its defaultDuration if unset. The lease
+	// starts with the first hold, and again while pods use the capacity, and when another replica of the broker
+	// becomes the leader. When it ends, the capacity is released: set or not, also when its consumer has neither
+	// advertised nor renewed it for the BrokerConfig's defaultLease.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be a duration of 1s or more, such as 24h for a day"
 	Duration *metav1.Duration `json:"duration,omitempty"`
-	// retained is the number of pods that the Reservation keeps at each provider after
-	// its counts were reduced; other capacity is released first. The consumer's agent
-	// sets it together with the reduced counts. It is ignored while the pod sets request
-	// more pods than it retains.
+	// retained is the number of pods that the Reservation keeps at each provider after its counts were reduced;
+	// other capacity is released first. The consumer's agent sets it together with the reduced counts. It is
+	// ignored while the pod sets request more pods than it retains.
 	// +listType=map
 	// +listMapKey=cluster
 	// +kubebuilder:validation:MaxItems=64
@@ -173,11 +165,31 @@ type Placement struct {
 	// excludeClusters are the cluster IDs of providers that must not be chosen.
 	// +kubebuilder:validation:MaxItems=64
 	ExcludeClusters []string `json:"excludeClusters,omitempty"`
-	// preferredProviders are groups of providers, the most preferred first. Of the providers where
-	// the request fits, one of an earlier group is chosen, whatever the scores are; those of no
-	// group come last.
+	// preferredProviders are groups of providers, the most preferred first. Of the providers where the request
+	// fits, one of an earlier group is chosen, whatever the scores are; those of no group come last.
 	// +kubebuilder:validation:MaxItems=8
 	PreferredProviders []ProviderGroup `json:"preferredProviders,omitempty"`
+	// spread divides the pods among clusters, zones or regions, so that not all fail with one.
+	Spread *Spread `json:"spread,omitempty"`
+}
+
+// What a Spread may be over.
+const (
+	SpreadOverCluster = "cluster"
+	SpreadOverZone    = "zone"
+	SpreadOverRegion  = "region"
+)
+
+// Spread divides pods among domains, as evenly as they have room.
+type Spread struct {
+	// over are the domains: each cluster, or each zone or region that clusters state.
+	// +kubebuilder:validation:Enum=cluster;zone;region
+	Over string `json:"over"`
+	// maxSkew is by how many pods of the Reservation any two domains may differ where pods are
+	// added. Pods that would exceed it wait. Only domains with a provider that may be chosen count.
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	MaxSkew int32 `json:"maxSkew,omitempty"`
 }
 
 // ProviderGroup has the providers for which all that is set is true.
@@ -197,11 +209,9 @@ type ProviderGroup struct {
 	Zones []string `json:"zones,omitempty"`
 }
 
-// Budget limits the price. A provider whose price is unknown or in another currency
-// is not chosen.
+// Budget limits the price. A provider whose price is unknown or in another currency is not chosen.
 type Budget struct {
-	// maxPricePerHour is the maximum price per hour of the entire Reservation, a decimal
-	// number.
+	// maxPricePerHour is the maximum price per hour of the entire Reservation, a decimal number.
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+([.][0-9]+)?$')",message="maxPricePerHour must be a decimal number without currency, such as 0.25"
 	MaxPricePerHour string `json:"maxPricePerHour"`
@@ -250,8 +260,7 @@ type Allocation struct {
 	// podSecurity is the Pod Security Standard that guests must comply with there. Empty if
 	// the provider does not say.
 	PodSecurity string `json:"podSecurity,omitempty"`
-	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states
-	// no price.
+	// pricePerHour of the allocation, such as "0.25 EUR". Empty if the provider states no price.
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// endpoint is the URL of the provider's API server.
@@ -270,8 +279,7 @@ type Allocation struct {
 // copy of the Reservation; 0 for a divisible total.
 func (a *Allocation) Usable() int32 {
 	if !a.Accepted {
-		// The provider may already have released what the node provides from an
-		// earlier grant.
+		// The provider may already have released what the node provides from an earlier grant.
 		return 0
 	}
 	pods := HeldCapacity{PodSets: a.PodSets}.Pods()
@@ -281,8 +289,7 @@ func (a *Allocation) Usable() int32 {
 	return min(a.CarriedPods, pods)
 }
 
-// Withdrawal says that a provider has lowered what it had accepted. Pods beyond what
-// remains must leave.
+// Withdrawal says that a provider has lowered what it had accepted. Pods beyond what remains must leave.
 type Withdrawal struct {
 	// cluster is the cluster ID of the provider.
 	Cluster string `json:"cluster"`
@@ -310,22 +317,19 @@ type Use struct {
 // MaxUsePods is the maximum number of pods that a Use lists: as in its marker.
 const MaxUsePods = 20
 
-// Decision explains the last placement, for the most relevant clusters. The broker
-// reports all clusters on request.
+// Decision explains the last placement, for the most relevant clusters. The broker reports all clusters on request.
 type Decision struct {
 	// scores of the best of the clusters that were compared, at most 20.
 	Scores []ClusterScore `json:"scores,omitempty"`
 	// rejections of the clusters that were not chosen: of the 20 that came closest.
 	Rejections []ClusterRejection `json:"rejections,omitempty"`
-	// rejectionCounts is the number of all other clusters that were not chosen, by
-	// reason.
+	// rejectionCounts is the number of all other clusters that were not chosen, by reason.
 	// +listType=map
 	// +listMapKey=reason
 	RejectionCounts []RejectionCount `json:"rejectionCounts,omitempty"`
 }
 
-// Unlisted is the number of clusters that were not chosen besides those in
-// rejections.
+// Unlisted is the number of clusters that were not chosen besides those in rejections.
 func (d *Decision) Unlisted() int {
 	var n int
 	for _, c := range d.RejectionCounts {
@@ -362,10 +366,9 @@ type RejectionCount struct {
 	Count int32 `json:"count"`
 }
 
-// ReservationStatus is the outcome of a Reservation. The broker writes it. In the
-// consumer's cluster the agent copies it and adds id, used, what the virtual nodes
-// provide of the allocations, and the conditions Reported, Peered, VirtualNodeReady and
-// Ready.
+// ReservationStatus is the outcome of a Reservation. The broker writes it. In the consumer's cluster the agent
+// copies it and adds id, used, what the virtual nodes provide of the allocations, and the conditions Reported,
+// Peered, VirtualNodeReady and Ready.
 type ReservationStatus struct {
 	// phase of the Reservation.
 	Phase ReservationPhase `json:"phase,omitempty"`
@@ -377,18 +380,15 @@ type ReservationStatus struct {
 	// +listType=map
 	// +listMapKey=cluster
 	Allocations []Allocation `json:"allocations,omitempty"`
-	// withdrawals are the last of each provider that holds capacity, or of which pods have
-	// yet to leave.
+	// withdrawals are the last of each provider that holds capacity, or of which pods have yet to leave.
 	// +listType=map
 	// +listMapKey=cluster
 	Withdrawals []Withdrawal `json:"withdrawals,omitempty"`
-	// decision explains the last placement. In the hub it names any cluster; its consumer
-	// sees the names of those only that lend to it, and the others counted as
-	// ConsumerNotAdmitted.
+	// decision explains the last placement. In the hub it names any cluster; its consumer sees the names of those
+	// only that lend to it, and the others counted as ConsumerNotAdmitted.
 	Decision *Decision `json:"decision,omitempty"`
-	// queuePosition is the position in the queue of all Reservations that wait for
-	// capacity: 1 is the first. 0 if this one does not wait. The broker updates it from
-	// time to time only.
+	// queuePosition is the position in the queue of all Reservations that wait for capacity: 1 is the first. 0 if
+	// this one does not wait. The broker updates it from time to time only.
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// queueTime is the time by which the Reservation is ordered in the queue if the request
 	// has grown after it was placed: just after that of every other one that there was when this

@@ -44,6 +44,8 @@ type Request struct {
 	Records map[string]answers.Record
 	// Providers are the clusters that provide for the Reservation already.
 	Providers []string
+	// Held are the pods of the Reservation that each provider holds. Only of use with a spread.
+	Held map[string]int32
 	// Rejected are the providers that must not be chosen now, and why: they refused such
 	// a request, or do not answer.
 	Rejected map[string]capacity.Rejection
@@ -90,12 +92,16 @@ const (
 	ReasonExcluded            = "Excluded"
 	ReasonOtherRegion         = "OtherRegion"
 	ReasonOtherZone           = "OtherZone"
-	ReasonRefused             = answers.ReasonRefused
-	ReasonNotAnswering        = answers.ReasonNotAnswering
-	reasonTooManyProviders    = "TooManyProviders"
-	ReasonPriceUnknown        = "PriceUnknown"
-	ReasonOverBudget          = "OverBudget"
-	ReasonNotPreferred        = "NotPreferred"
+	// ReasonNoDomain means that the cluster does not state where it is, as a spread needs,
+	// ReasonShareLimited that a spread gives its domain no more.
+	ReasonNoDomain         = "NoDomain"
+	ReasonShareLimited     = "ShareLimited"
+	ReasonRefused          = answers.ReasonRefused
+	ReasonNotAnswering     = answers.ReasonNotAnswering
+	reasonTooManyProviders = "TooManyProviders"
+	ReasonPriceUnknown     = "PriceUnknown"
+	ReasonOverBudget       = "OverBudget"
+	ReasonNotPreferred     = "NotPreferred"
 )
 
 // Eligible reports whether a cluster may be chosen for a request if it has the capacity.
@@ -225,6 +231,10 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		if s.take(after, amount); s.request.Want.Empty() {
 			break
 		}
+	}
+	parts, changed := s.even(parts)
+	if changed {
+		decision = s.report(nil)
 	}
 	decision.Scores = scores
 	return parts, s.request.Want, decision

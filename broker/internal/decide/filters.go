@@ -37,6 +37,8 @@ func (s *search) filter(e *entry) (reason string) {
 			return ReasonOtherRegion
 		case outside(placement.Zones, spec.Zone):
 			return ReasonOtherZone
+		case placement.Spread != nil && domainOf(placement.Spread, spec) == "":
+			return ReasonNoDomain
 		}
 	}
 	if rejection, rejected := request.Rejected[spec.ClusterID]; rejected {
@@ -110,6 +112,8 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 		return fmt.Sprintf("The region is %q; the placement allows %s.", spec.Region, strings.Join(request.Placement.Regions, ", "))
 	case ReasonOtherZone:
 		return fmt.Sprintf("The zone is %q; the placement allows %s.", spec.Zone, strings.Join(request.Placement.Zones, ", "))
+	case ReasonNoDomain:
+		return fmt.Sprintf("The cluster states no %s, over which placement.spread divides the pods.", request.Placement.Spread.Over)
 	case reasonTooManyProviders:
 		return fmt.Sprintf("The Reservation has capacity at %d other providers, the maximum. Request the rest in another Reservation.", MaxProviders)
 	case ReasonPriceUnknown, ReasonOverBudget:

@@ -26,11 +26,11 @@ const (
 var relevance = func() map[string]int {
 	order := map[string]int{}
 	for i, reason := range []string{
-		ReasonNotPreferred, capacity.ReasonPartialCapacity,
+		ReasonNotPreferred, capacity.ReasonPartialCapacity, ReasonShareLimited,
 		ReasonRefused, ReasonNotAnswering, ReasonOverBudget, ReasonPriceUnknown, reasonTooManyProviders,
 		capacity.ReasonInsufficientCapacity, capacity.ReasonNoMatchingNodes, capacity.ReasonPodSecurityViolated,
 		ReasonUnreachable, ReasonAdvertisementTooOld, ReasonClusterInactive,
-		ReasonExcluded, ReasonOtherZone, ReasonOtherRegion,
+		ReasonExcluded, ReasonNoDomain, ReasonOtherZone, ReasonOtherRegion,
 		capacity.ReasonConsumerNotAdmitted, capacity.ReasonLendingDisabled, ReasonPinnedElsewhere, ReasonRequesterItself,
 	} {
 		order[reason] = i + 1
@@ -53,6 +53,9 @@ func (s *search) rejection(i int) broker.ClusterRejection {
 	o, e := &s.offers[i], s.entries[i]
 	rejection := broker.ClusterRejection{Cluster: s.id(i), Reason: s.reason(i)}
 	shortage := func() string {
+		if o.pods < o.fits {
+			return s.shared(i)
+		}
 		s.packer.Reset(e.room)
 		_, why := s.packer.Pack(s.request.Want, &e.account)
 		return why.Message

@@ -40,7 +40,7 @@ func (resourcesRule) rate(s *search, ratings []float64) []float64 {
 	for _, i := range s.candidates {
 		o, e := &s.offers[i], s.entries[i]
 		if !o.shareKnown {
-			o.share, o.shareKnown = s.demand.Share(o.outcome, s.podsOf(i), e.room, e.available, e.allocatable), true
+			o.share, o.shareKnown = s.demand.Share(o.outcome, s.taken(i), e.room, e.available, e.allocatable), true
 		}
 		ratings = append(ratings, o.share)
 	}
@@ -197,6 +197,9 @@ func (s *search) detail(i int) string {
 	var parts []string
 	if group := s.offers[i].group; group < len(s.groups()) {
 		parts = append(parts, fmt.Sprintf("group %d of preferredProviders", group+1))
+	}
+	if sp := s.spread; sp != nil {
+		parts = append(parts, fmt.Sprintf("up to %d of the pods in %s %s", sp.level, sp.Over, sp.domains[sp.of[i]].name))
 	}
 	for r, rule := range rules {
 		if weight := rule.weight(&weights); weight > 0 {

@@ -11,6 +11,7 @@ import (
 // compare scores the candidates and finds the best.
 func (s *search) compare() {
 	s.best, s.complete = -1, false
+	s.share()
 	s.candidates = s.candidates[:0]
 	for i := range s.offers {
 		switch outcome := s.offers[i].outcome; {

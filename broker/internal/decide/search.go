@@ -27,6 +27,8 @@ type search struct {
 	units  units
 	// limit is the request's budget without what is committed; nil if it is not a number.
 	limit *big.Rat
+	// spread is nil for a request without one.
+	spread *spreading
 
 	packer capacity.Packer
 	// offers of the entries, and how many pods of each shape each of them takes.
@@ -50,7 +52,8 @@ type offer struct {
 	// request.
 	packed  bool
 	outcome capacity.Outcome
-	pods    int64
+	// pods are those of its share, of those that fit.
+	pods, fits int64
 	// share of the cluster that is available after the placement, where known.
 	share      float64
 	shareKnown bool
@@ -73,6 +76,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
+	s.spread = newSpreading(&s.request, s.entries)
 	n := len(s.entries)
 	s.offers = slices.Grow(s.offers[:0], n)[:n]
 	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]
@@ -82,7 +86,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 // free gives the memory back. It keeps nothing of the request or the snapshot.
 func (s *search) free() {
 	s.demand.Learn(s.catalog)
-	s.request, s.entries, s.unreachable, s.latencies, s.activity, s.demand, s.catalog = Request{}, nil, nil, nil, nil, nil, nil
+	s.request, s.entries, s.unreachable, s.latencies, s.activity, s.demand, s.catalog, s.spread = Request{}, nil, nil, nil, nil, nil, nil, nil
 	searches.Put(s)
 }
 
@@ -110,9 +114,18 @@ func (s *search) pack(i int) {
 	o := offer{packed: true, outcome: s.packer.Fit(s.demand, e.room, e.available, pods)}
 	o.reason = o.outcome.Reason()
 	for _, n := range pods {
-		o.pods += n
+		o.fits += n
 	}
+	o.pods = o.fits
 	s.offers[i] = o
+}
+
+// want changes what is wanted, of the same shapes.
+func (s *search) want(want broker.HeldCapacity) {
+	s.request.Want = want
+	s.demand.Want(want)
+	s.units = unitsOf(want.Totals)
+	s.prepareBudget()
 }
 
 // take takes what the best cluster holds now from what is wanted. Only that cluster,
@@ -122,21 +135,21 @@ func (s *search) take(holds []broker.Hold, amount broker.HeldCapacity) {
 		s.entries, s.own = slices.Clone(s.entries), true
 	}
 	s.entries[s.best] = s.entries[s.best].next(s.entries[s.best].spec, holds)
-	if s.request.Want = capacity.Sub(s.request.Want, amount); s.request.Want.Empty() {
-		return
+	if s.spread != nil {
+		s.spread.domains[s.spread.of[s.best]].held += int64(amount.Pods())
 	}
 	shapes := s.demand.Wanted()
-	s.demand.Want(s.request.Want)
+	if s.want(capacity.Sub(s.request.Want, amount)); s.request.Want.Empty() {
+		return
+	}
 	// A shape that is not wanted any more cannot be the reason that no node matches.
 	fewer := s.demand.Wanted() < shapes
-	s.units = unitsOf(s.request.Want.Totals)
-	s.prepareBudget()
 	for i, e := range s.entries {
 		o := &s.offers[i]
 		switch reason := s.filter(e); {
 		case reason != "":
 			*o = offer{reason: reason}
-		case i == s.best, !o.packed, !s.demand.Within(s.podsOf(i)), fewer && o.pods == 0:
+		case i == s.best, !o.packed, !s.demand.Within(s.podsOf(i)), fewer && o.fits == 0:
 			s.pack(i)
 		case s.demand.Equals(s.podsOf(i)):
 			o.outcome, o.reason = capacity.FitsAll, ""
@@ -158,5 +171,8 @@ func (s *search) placement() broker.HeldCapacity {
 	e := s.entries[s.best]
 	s.packer.Reset(e.room)
 	placed, _ := s.packer.Pack(s.request.Want, &e.account)
+	if s.spread != nil {
+		placed = capacity.First(placed, int32(s.offers[s.best].pods))
+	}
 	return placed
 }

@@ -189,7 +189,7 @@ func shrinkTo(r *broker.Reservation, holds []Hold, requested broker.HeldCapacity
 		},
 		func(i int) {
 			if retained != nil {
-				take(i, firstPods(to[i], to[i].Pods()-retained[holds[i].Cluster]))
+				take(i, capacity.First(to[i], to[i].Pods()-retained[holds[i].Cluster]))
 			}
 		},
 		func(i int) { take(i, to[i]) },
@@ -218,16 +218,6 @@ func retainedPods(r *broker.Reservation) map[string]int32 {
 		pods[retained.Cluster] = retained.Count
 	}
 	return pods
-}
-
-// firstPods is the first n pods of a capacity.
-func firstPods(from broker.HeldCapacity, n int32) broker.HeldCapacity {
-	sets := slices.Clone(from.PodSets)
-	for i := range sets {
-		sets[i].Count = min(sets[i].Count, max(n, 0))
-		n -= sets[i].Count
-	}
-	return capacity.OfPodSets(sets)
 }
 
 // place chooses clusters until nothing is missing or no cluster takes any more.
@@ -278,7 +268,9 @@ func rejectionOf(err error) *capacity.Rejection {
 func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	request, snapshot := in.placement()
 	request.Rejected = in.rejected(p)
+	request.Held = map[string]int32{}
 	for _, h := range in.Holds() {
+		request.Held[h.Cluster] = in.reliable(h).Pods()
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}

@@ -59,6 +59,7 @@ func TestReservations(t *testing.T) {
 		"GrowAndShrink":         growAndShrink,
 		"RefusedGrowth":         refusedGrowth,
 		"Split":                 split,
+		"Spread":                spread,
 		"ShrinkKeeps":           shrinkKeeps,
 		"Queue":                 queue,
 		"Restart":               restart,

@@ -1,0 +1,305 @@
+package decide_test
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"pgregory.net/rapid"
+
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/decide"
+)
+
+func at(region, zone string) clusterOption {
+	return func(c *oracleCluster) { c.Spec.Region, c.Spec.Zone = region, zone }
+}
+
+// places is a cluster with one node for so many pods of one CPU.
+func places(id string, n int, options ...clusterOption) oracleCluster {
+	cpu := fmt.Sprintf("cpu=%d", n)
+	return cluster(id, append([]clusterOption{totals("cpu=99", fmt.Sprintf("cpu=%d", 99-n)), shapes(1, cpu, 100)}, options...)...)
+}
+
+func spread(over string, maxSkew int32) func(*decide.Request) {
+	return func(r *decide.Request) {
+		r.Placement = &broker.Placement{Spread: &broker.Spread{Over: over, MaxSkew: maxSkew}}
+	}
+}
+
+// divide splits a request. The clusters that refuse have a full ledger.
+func divide(request decide.Request, clusters []oracleCluster, refuse ...string) (pods map[string]int32, missing broker.HeldCapacity, decision broker.Decision) {
+	parts, missing, decision := decide.Split(request, snapshotOf(clusters), func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+		if slices.Contains(refuse, spec.ClusterID) {
+			return nil, &capacity.Rejection{Reason: "LedgerFull", Message: "The ledger is full."}
+		}
+		return append(slices.Clone(holds), broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: amount}), nil
+	})
+	pods = map[string]int32{}
+	for _, part := range parts {
+		pods[part.Cluster] += part.Capacity.Pods()
+	}
+	return pods, missing, decision
+}
+
+// spreadCase is a request for pods of one CPU that is divided.
+type spreadCase struct {
+	reason   string
+	pods     int32
+	change   []func(*decide.Request)
+	clusters []oracleCluster
+	refuse   []string
+	want     map[string]int32
+	// messages are parts of those of the rejections.
+	messages byCluster
+}
+
+var spreadCases = map[string]spreadCase{
+	"evenly over clusters": {
+		reason: "Each gets as much, and who is better the rest.",
+		pods:   7, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("oslo", 20), places("paris", 9)},
+		want:     map[string]int32{"bern": 2, "oslo": 3, "paris": 2},
+	},
+	"without a spread": {
+		reason: "One cluster gets all.",
+		pods:   7, clusters: []oracleCluster{places("bern", 9), places("oslo", 20)},
+		want: map[string]int32{"oslo": 7},
+	},
+	"over regions": {
+		reason: "The clusters of a region count together.",
+		pods:   8, change: []func(*decide.Request){spread("region", 1)},
+		clusters: []oracleCluster{places("bern", 3, at("eu", "")), places("oslo", 3, at("eu", "")), places("reno", 9, at("us", ""))},
+		want:     map[string]int32{"bern": 3, "oslo": 1, "reno": 4},
+	},
+	"over zones, which one does not state": {
+		reason: "A cluster that states no zone gets nothing.",
+		pods:   4, change: []func(*decide.Request){spread("zone", 1)},
+		clusters: []oracleCluster{places("bern", 9, at("eu", "a")), places("oslo", 9, at("eu", "b")), places("reno", 9, at("us", ""))},
+		want:     map[string]int32{"bern": 2, "oslo": 2},
+		messages: byCluster{"reno": "states no zone"},
+	},
+	"one is full": {
+		reason: "The rest waits, and the reason names the full one.",
+		pods:   6, change: []func(*decide.Request){spread("region", 1)},
+		clusters: []oracleCluster{places("bern", 9, at("eu", "")), places("reno", 1, at("us", ""))},
+		want:     map[string]int32{"bern": 2, "reno": 1},
+		messages: byCluster{
+			"bern": "placement.spread allows 2 of the pods in region eu, which has 2: region us has room for 1, and maxSkew is 1.",
+			"reno": "cpu",
+		},
+	},
+	"one is full, and maxSkew is larger": {
+		reason: "The others get more, and no more than that.",
+		pods:   9, change: []func(*decide.Request){spread("cluster", 3)},
+		clusters: []oracleCluster{places("bern", 9), places("oslo", 9), places("reno", 1)},
+		want:     map[string]int32{"bern": 4, "oslo": 4, "reno": 1},
+	},
+	"its own pods fill one": {
+		reason: "Nodes that could run such pods count, however full they are, as in Kubernetes.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 0)},
+		want:     map[string]int32{"bern": 1},
+		messages: byCluster{"bern": "cluster reno has room for 0"},
+	},
+	"one has no such nodes": {
+		reason: "It does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 0, class(func(c *broker.NodeClass) {
+			c.Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
+		}))},
+		want: map[string]int32{"bern": 4},
+	},
+	"one is gone": {
+		reason: "What may not be chosen does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 9, func(c *oracleCluster) { c.Active = false })},
+		want:     map[string]int32{"bern": 4},
+	},
+	"one has refused": {
+		reason: "It is full for a while, and counts.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) {
+			r.Rejected = map[string]capacity.Rejection{"reno": {Reason: decide.ReasonRefused, Message: "full."}}
+		}},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 9)},
+		want:     map[string]int32{"bern": 1},
+	},
+	"one cannot be used by the consumer": {
+		reason: "It does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) {
+			r.Rejected = map[string]capacity.Rejection{"reno": {Reason: decide.ReasonUnreachable, Message: "no way."}}
+		}},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 9)},
+		want:     map[string]int32{"bern": 4},
+	},
+	"growth": {
+		reason: "What it holds counts, and is not moved.",
+		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Held = map[string]int32{"bern": 5, "oslo": 1} }},
+		clusters: []oracleCluster{places("bern", 9), places("oslo", 9), places("reno", 9)},
+		want:     map[string]int32{"oslo": 1, "reno": 2},
+	},
+	"a ledger is full": {
+		reason: "That is known when the others have their share: they give back what is too much.",
+		pods:   8, change: []func(*decide.Request){spread("cluster", 1)}, refuse: []string{"reno"},
+		clusters: []oracleCluster{places("bern", 9), places("oslo", 9), places("reno", 8)},
+		want:     map[string]int32{"bern": 1, "oslo": 1},
+		messages: byCluster{"bern": "cluster reno has room for 0", "reno": "The ledger is full."},
+	},
+	"a single place": {
+		reason: "A pin leaves nothing to divide.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Pin = "bern" }},
+		clusters: []oracleCluster{places("bern", 9), places("oslo", 9)},
+		want:     map[string]int32{"bern": 4},
+	},
+	"the preferred one": {
+		reason: "It gets the pod that is left, whatever the scores are.",
+		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) {
+			r.Placement.PreferredProviders = []broker.ProviderGroup{{Clusters: []string{"bern"}}}
+		}},
+		clusters: []oracleCluster{places("bern", 3), places("oslo", 20)},
+		want:     map[string]int32{"bern": 2, "oslo": 1},
+	},
+}
+
+func TestSpread(t *testing.T) {
+	for name, c := range spreadCases {
+		t.Run(name, func(t *testing.T) {
+			request := pods(c.pods, "cpu=1")
+			for _, change := range c.change {
+				change(&request)
+			}
+			got, missing, decision := divide(request, c.clusters, c.refuse...)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("%s (-want +got)\n%s", c.reason, diff)
+			}
+			placed := int32(0)
+			for n := range maps.Values(got) {
+				placed += n
+			}
+			if placed+missing.Pods() != c.pods {
+				t.Errorf("%d are placed and %d missing of %d", placed, missing.Pods(), c.pods)
+			}
+			for cluster, message := range c.messages {
+				if !slices.ContainsFunc(decision.Rejections, func(r broker.ClusterRejection) bool {
+					return r.Cluster == cluster && strings.Contains(r.Message, message)
+				}) {
+					t.Errorf("%s: %+v do not say %q of %s", c.reason, decision.Rejections, message, cluster)
+				}
+			}
+		})
+	}
+}
+
+// TestSpreadIsExplained: the score of a cluster says what its domain may have.
+func TestSpreadIsExplained(t *testing.T) {
+	_, _, decision := divide(with(pods(4, "cpu=1"), spread("region", 1)), []oracleCluster{places("bern", 9, at("eu", "")), places("reno", 9, at("us", ""))})
+	for _, score := range decision.Scores {
+		if !strings.Contains(score.Detail, "up to 2 of the pods in region ") {
+			t.Errorf("%s: %s", score.Cluster, score.Detail)
+		}
+	}
+	if len(decision.Scores) != 2 || len(decision.Rejections) != 0 {
+		t.Errorf("the decision is %+v", decision)
+	}
+}
+
+// spreadWorld draws a request with a spread, and clusters of which most may be chosen.
+func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) {
+	w := world{t}
+	sets := []broker.PodSet{{Name: "small", Count: rapid.Int32Range(1, 12).Draw(t, "small"), Requests: amounts("cpu=1")}}
+	if w.of("shapes", "one", "two") == "two" {
+		sets = append(sets, broker.PodSet{Name: "large", Count: rapid.Int32Range(1, 5).Draw(t, "large"), Requests: amounts("cpu=2")})
+	}
+	request = decide.Request{Requester: "rome", Want: capacity.OfPodSets(sets), Held: map[string]int32{}, Rejected: map[string]capacity.Rejection{}}
+	spread(w.of("over", "cluster", "zone", "region"), rapid.Int32Range(1, 3).Draw(t, "max skew"))(&request)
+	for i := range rapid.IntRange(1, 6).Draw(t, "clusters") {
+		c := places(fmt.Sprintf("c%02d", i), rapid.IntRange(0, 20).Draw(t, "room"), at(w.of("region", "eu", "us", "asia", ""), w.of("zone", "a", "b", "c", "")))
+		id := c.Spec.ClusterID
+		switch w.of("state", "well", "well", "well", "well", "held", "held", "small nodes", "tainted", "silent", "refused", "unreachable", "excluded") {
+		case "held":
+			request.Held[id] = rapid.Int32Range(0, 4).Draw(t, "held")
+		case "small nodes":
+			shapes(rapid.Int32Range(0, 6).Draw(t, "nodes"), "cpu=1", 9)(&c)
+		case "tainted":
+			c.Spec.NodeClasses[0].Taints = []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}}
+		case "silent":
+			c.Active = false
+		case "refused":
+			request.Rejected[id] = capacity.Rejection{Reason: decide.ReasonRefused}
+		case "unreachable":
+			request.Rejected[id] = capacity.Rejection{Reason: decide.ReasonUnreachable}
+		case "excluded":
+			request.Placement.ExcludeClusters = []string{id}
+		}
+		clusters = append(clusters, c)
+	}
+	return request, clusters
+}
+
+// counts reports whether a cluster that states where it is makes its domain count.
+func counts(request decide.Request, c *oracleCluster) bool {
+	request.Rejected = maps.Clone(request.Rejected)
+	maps.DeleteFunc(request.Rejected, func(_ string, r capacity.Rejection) bool { return r.Reason == decide.ReasonRefused })
+	return filter(&request, c) == nil && len(c.Spec.NodeClasses[0].Taints) == 0
+}
+
+// TestSpreadBound: no domain gets pods that make it differ by more than maxSkew from one that counts;
+// pods of one shape wait only where one more would; and where none wait, no domain could take one of another.
+func TestSpreadBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		request, clusters := spreadWorld(t)
+		over, maxSkew := request.Placement.Spread.Over, request.Placement.Spread.MaxSkew
+		domain := func(c *oracleCluster) string {
+			return map[string]string{"cluster": c.Spec.ClusterID, "zone": c.Spec.Zone, "region": c.Spec.Region}[over]
+		}
+		refuses := world{t}.of("refuses", "none", "none", "c01", "c02")
+		got, missing, _ := divide(request, clusters, refuses)
+		held, grew := map[string]int32{}, map[string]bool{}
+		for i := range clusters {
+			id, name := clusters[i].Spec.ClusterID, domain(&clusters[i])
+			held[name] += request.Held[id] + got[id]
+			grew[name] = grew[name] || got[id] > 0
+		}
+		least := int32(math.MaxInt32)
+		for i := range clusters {
+			if c := &clusters[i]; domain(c) != "" && counts(request, c) {
+				least = min(least, held[domain(c)])
+			}
+		}
+		most := int32(0)
+		for name := range held {
+			if grew[name] {
+				most = max(most, held[name])
+			}
+			if grew[name] && (name == "" || held[name] > least+maxSkew) {
+				t.Fatalf("%s %q has %d, another one %d, and maxSkew is %d: %v", over, name, held[name], least, maxSkew, got)
+			}
+		}
+		if len(request.Want.PodSets) > 1 {
+			return
+		}
+		for i := range clusters {
+			c := &clusters[i]
+			more := request
+			more.Want, more.Pin = pods(1, "cpu=1").Want, c.Spec.ClusterID
+			more.Placement = &broker.Placement{ExcludeClusters: request.Placement.ExcludeClusters}
+			if domain(c) == "" || c.Spec.ClusterID == refuses {
+				continue
+			}
+			after := *c
+			after.Holds = []broker.Hold{{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: capacity.First(request.Want, got[c.Spec.ClusterID])}}
+			switch room := decide.Choose(more, snapshotOf([]oracleCluster{after})).Cluster != ""; {
+			case room && !missing.Empty() && held[domain(c)] < least+maxSkew:
+				t.Fatalf("%s %q has %d, another one %d, maxSkew is %d, and %s has room: %v", over, domain(c), held[domain(c)], least, maxSkew, c.Spec.ClusterID, got)
+			case room && held[domain(c)]+1 < most:
+				t.Fatalf("%s %q has %d, another one that got pods %d, and %s has room: %v", over, domain(c), held[domain(c)], most, c.Spec.ClusterID, got)
+			}
+		}
+	})
+}
