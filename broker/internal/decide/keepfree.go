@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math"
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -15,18 +16,27 @@ func (s Snapshot) KeepFree(first *Request, rejected map[string]capacity.Rejectio
 		return s
 	}
 	var c *claimant
+	shares, _ := s.shares(first, rejected)
 	s.entries = slices.Clone(s.entries)
 	for at, e := range s.entries {
 		if _, refuses := rejected[e.spec.ClusterID]; refuses {
 			continue
 		}
+		share := int64(math.MaxInt32)
+		if shares != nil {
+			share = shares[at].pods
+		}
 		beside := e.beside.Load()
-		if beside == nil || beside.request != first {
+		if beside == nil || beside.request != first || beside.share != share {
 			if c == nil {
 				c = newClaimant(first, s.catalog)
 			}
-			beside = &keptFree{first, e}
-			if claim := c.couldTake(e); !claim.Empty() {
+			beside = &keptFree{first, share, e}
+			claim := c.couldTake(e)
+			if shares != nil {
+				claim = capacity.First(claim, int32(share))
+			}
+			if !claim.Empty() {
 				beside.entry = e.claimed(claim)
 			}
 			e.beside.Store(beside)
@@ -39,12 +49,17 @@ func (s Snapshot) KeepFree(first *Request, rejected map[string]capacity.Rejectio
 // keptFree is a cluster beside what it keeps free for a request.
 type keptFree struct {
 	request *Request
-	entry   *entry
+	// share of a request with a spread.
+	share int64
+	entry *entry
 }
 
 // CouldTake reports whether the clusters that advertise could take at least as many pods
 // of a request, and any of it at all, if they held nothing for others.
 func (s Snapshot) CouldTake(request Request, pods int32) bool {
+	if shares, all := s.shares(&request, nil); shares != nil {
+		return all >= int64(max(pods, 1))
+	}
 	c := newClaimant(&request, s.catalog)
 	var most []int
 	for _, e := range s.entries {

@@ -208,3 +208,34 @@ func (s *search) even(parts []Part) (kept []Part, changed bool) {
 	}
 	return kept, changed
 }
+
+// shares are what each cluster could take of a request with a spread, and all of them together, if
+// they held nothing for others; nil for a request without.
+func (s Snapshot) shares(request *Request, rejected map[string]capacity.Rejection) (shares []offer, all int64) {
+	spread := newSpreading(request, s.entries)
+	if spread == nil {
+		return nil, 0
+	}
+	// What it holds itself stays: it is part of what a cluster could take, and not of what is wanted.
+	with := *request
+	sets := slices.Clone(request.Want.PodSets)
+	for _, held := range request.Held {
+		for i := range sets {
+			sets[i].Count += held
+		}
+	}
+	with.Want = capacity.OfPodSets(sets)
+	c := newClaimant(&with, s.catalog)
+	c.request.Want = request.Want
+	c.spread, c.entries, c.offers, c.activity, c.request.Rejected = spread, s.entries, make([]offer, len(s.entries)), s.activity.of, rejected
+	for i, e := range s.entries {
+		if c.filter(e) == "" {
+			c.offers[i] = offer{packed: true, fits: max(int64(c.couldTake(e).Pods()-request.Held[e.spec.ClusterID]), 0)}
+		}
+	}
+	c.share()
+	for _, d := range spread.domains {
+		all += min(max(spread.level-d.held, 0), d.room)
+	}
+	return c.offers, all
+}

@@ -209,6 +209,38 @@ func TestSpreadIsExplained(t *testing.T) {
 	}
 }
 
+// TestSpreadKeepsFree: what a Reservation could not use because of its spread is not kept free for it,
+// and one that could have nothing holds back no other.
+func TestSpreadKeepsFree(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods, gang int32
+		held       map[string]int32
+		us         oracleCluster
+		// want is how many pods another one gets in the eu, of 9.
+		want  int32
+		could bool
+	}{
+		"others fill the us":                  {pods: 4, us: cluster("reno", totals("cpu=9", ""), shapes(1, "cpu=9", 100), holds("oslo", 9, "cpu=1")), want: 7, could: true},
+		"the us is too small":                 {pods: 1, held: map[string]int32{"bern": 2, "reno": 1}, us: cluster("reno", totals("cpu=1", ""), shapes(1, "cpu=1", 100), holds("rome", 1, "cpu=1")), want: 9},
+		"a gang that the us is too small for": {pods: 4, gang: 4, us: places("reno", 1, at("us", ""), totals("cpu=1", "")), want: 7},
+		"a part":                              {pods: 4, gang: 3, us: places("reno", 1, at("us", ""), totals("cpu=1", "")), want: 7, could: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.us.Spec.Region = "us"
+			snapshot := snapshotOf([]oracleCluster{places("bern", 9, at("eu", "")), c.us})
+			first := with(with(pods(c.pods, "cpu=1"), spread("region", 1)), func(r *decide.Request) { r.Held = c.held })
+			if got := snapshot.CouldTake(first, c.gang); got != c.could {
+				t.Errorf("it could take as many: %t", got)
+			}
+			for range 2 {
+				if got := decide.Choose(with(pods(9, "cpu=1"), func(r *decide.Request) { r.Requester = "oslo" }), snapshot.KeepFree(&first, nil)).Placement.Pods(); got != c.want {
+					t.Errorf("another one gets %d, want %d", got, c.want)
+				}
+			}
+		})
+	}
+}
+
 // spreadWorld draws a request with a spread, and clusters of which most may be chosen.
 func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) {
 	w := world{t}

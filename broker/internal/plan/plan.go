@@ -268,9 +268,8 @@ func rejectionOf(err error) *capacity.Rejection {
 func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	request, snapshot := in.placement()
 	request.Rejected = in.rejected(p)
-	request.Held = map[string]int32{}
+	request.Held = in.podsHeld()
 	for _, h := range in.Holds() {
-		request.Held[h.Cluster] = in.reliable(h).Pods()
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
@@ -337,6 +336,15 @@ func (in Input) placement() (decide.Request, decide.Snapshot) {
 		ExchangeRates: in.Settings.ExchangeRates,
 	}
 	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
+}
+
+// podsHeld are the pods on which the Reservation can count at each provider.
+func (in Input) podsHeld() map[string]int32 {
+	pods := map[string]int32{}
+	for _, h := range in.Holds() {
+		pods[h.Cluster] = in.reliable(h).Pods()
+	}
+	return pods
 }
 
 // providers are the clusters that hold capacity for the Reservation.

@@ -26,6 +26,7 @@ func (in Input) Entry() queue.Entry {
 			Placement: r.Spec.Placement,
 			Budget:    r.Spec.Budget,
 			Providers: in.providers(),
+			Held:      in.podsHeld(),
 			Want:      capacity.Sub(in.Requested(), in.allocated()),
 
 			ExchangeRates: in.Settings.ExchangeRates,

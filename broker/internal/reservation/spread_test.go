@@ -1,6 +1,12 @@
 package reservation_test
 
 import (
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 )
@@ -14,9 +20,14 @@ func spread(e *env) {
 		spec.Region = region
 		return spec
 	}
-	p.advertise(in("eu", "paris", "1"))
+	p.advertise(in("eu", "paris", "1100m"))
 	p.advertise(in("us", "reno", "300m"))
 	p.advertise(in("", "oslo", "1"))
+	total := &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "total"}, Spec: broker.ReservationSpec{
+		RequesterID: "rome", RequestedResources: ptr.To(cpu("1")), Placement: &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverZone}}}}
+	if err := e.client.Create(e.Context(), total); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "set podSets, or remove placement.spread") {
+		e.Errorf("a total with a spread: %v", err)
+	}
 	e.request("r", 4, func(r *broker.Reservation) {
 		r.Spec.Placement = &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverRegion}}
 	})
@@ -30,6 +41,10 @@ func spread(e *env) {
 	e.expectRejection("r", "oslo", decide.ReasonNoDomain, "states no region")
 	e.expectPods("paris", "r", 4, 0, 2)
 	e.expectPods("reno", "r", 3, 0, 2)
+
+	// What it cannot use is not kept free for it.
+	e.request("other", 6, func(r *broker.Reservation) { r.Spec.TargetClusterID = "paris" })
+	e.expect("other", broker.ReservationReserved, "6 of 6 pods in paris")
 
 	// A region without a provider that may be chosen does not count.
 	spec := in("us", "reno", "300m")
