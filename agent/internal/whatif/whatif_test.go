@@ -121,6 +121,10 @@ func TestRun(t *testing.T) {
 			s.namespace.Policies[0].Spec.Placement = &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverRegion, MaxSkew: 1}}
 			s.ads[3].Spec.Lending.Consumers, s.ads[3].Spec.Region = nil, ""
 		}},
+		"data": {true, func(s *scenario) {
+			s.namespace.Policies[0].Spec.Placement = &broker.Placement{DataRegions: []string{"eu-paris"}, TransferPrice: &broker.TransferPrice{PricePerHour: "0.20", Currency: "EUR"}}
+			s.namespace.Policies[0].Spec.Budget = &broker.Budget{MaxPricePerHour: "0.70", Currency: "EUR"}
+		}},
 		"partly": {false, func(s *scenario) {
 			s.documents = []string{strings.Replace(s.documents[0], "replicas: 3", "replicas: 14", 1)}
 		}},

@@ -2,8 +2,7 @@ package v1alpha1
 
 // Names that users and other programs rely on.
 const (
-	// LabelOverflow opts a namespace in (value "enabled") or a pod out (value
-	// "disabled"). Users set it.
+	// LabelOverflow opts a namespace in (value "enabled") or a pod out (value "disabled"). Users set it.
 	LabelOverflow = Group + "/overflow"
 	// OverflowEnabled is the value of LabelOverflow that opts a namespace in.
 	OverflowEnabled = "enabled"
@@ -27,9 +26,8 @@ const (
 	// NodeTypeVirtual is the value of LabelNodeType of a virtual node.
 	NodeTypeVirtual = "virtual-kubelet"
 
-	// LabelHold of an overflowed pod is the name of the broker's Reservation whose hold
-	// the pod uses. The scheduler sets it before binding. The provider must not trust
-	// it, because the consumer wrote it.
+	// LabelHold of an overflowed pod is the name of the broker's Reservation whose hold the pod uses. The scheduler
+	// sets it before binding. The provider must not trust it, because the consumer wrote it.
 	LabelHold = Group + "/hold"
 	// OverflowedDeletionCost is the pod deletion cost of an overflowed pod that has none
 	// of its own: a ReplicaSet that scales down deletes it before pods at home.
@@ -37,11 +35,9 @@ const (
 
 	// LabelRequester of a broker's Reservation is the cluster ID of the consumer.
 	LabelRequester = Group + "/requester"
-	// LabelSourceNamespace of a broker's Reservation is the namespace of the Reservation
-	// in the consumer's cluster.
+	// LabelSourceNamespace of a broker's Reservation is the namespace of the Reservation in the consumer's cluster.
 	LabelSourceNamespace = Group + "/source-namespace"
-	// LabelSourceName of a broker's Reservation is the name of the Reservation in the
-	// consumer's cluster.
+	// LabelSourceName of a broker's Reservation is the name of the Reservation in the consumer's cluster.
 	LabelSourceName = Group + "/source-name"
 
 	// AnnotationSourceOwner of a broker's Reservation is whose pods it is for, as kind/name.
@@ -55,8 +51,7 @@ const (
 	// attempt, separated by commas, until status.attempt does. The broker sets it.
 	AnnotationFirstAttempt = Group + "/first-attempt"
 
-	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway
-	// creates.
+	// LabelManagedBy with value ManagedBySpillway marks the objects that Spillway creates.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	// ManagedBySpillway is the value of LabelManagedBy.
 	ManagedBySpillway = "spillway"

@@ -9,8 +9,7 @@ import (
 // OverflowPolicySpec limits the overflow of the selected namespaces. Users write
 // it. If several policies select a namespace, the first by name applies.
 type OverflowPolicySpec struct {
-	// namespaceSelector selects namespaces by label. An empty selector selects all
-	// namespaces that are opted in.
+	// namespaceSelector selects namespaces by label. An empty selector selects all namespaces that are opted in.
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.indexOf('/') < 254 && e.key.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, v.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$')) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchLabels) || self.matchLabels.all(k, k.indexOf('/') < 254 && k.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && self.matchLabels[k].matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$'))",message="matchLabels must be keys and values of labels, such as {team: shop}"
 	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector,omitempty"`
@@ -29,10 +28,9 @@ type OverflowPolicySpec struct {
 	// duration is copied into each new Reservation.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="duration must be a duration of 1s or more, such as 24h for a day"
 	Duration *metav1.Duration `json:"duration,omitempty"`
-	// returnHome moves overflowed pods back when this cluster has room for them: by eviction,
-	// one at a time, within PodDisruptionBudgets. It applies to pods of ReplicaSets and
-	// StatefulSets, and to others with a controller and annotation
-	// broker.fluidos.eu/return-home=enabled. Pods stay where they are if unset.
+	// returnHome moves overflowed pods back when this cluster has room for them: by eviction, one at a time, within
+	// PodDisruptionBudgets. It applies to pods of ReplicaSets and StatefulSets, and to others with a controller and
+	// annotation broker.fluidos.eu/return-home=enabled. Pods stay where they are if unset.
 	ReturnHome *ReturnHome `json:"returnHome,omitempty"`
 }
 
@@ -48,11 +46,9 @@ type ReturnHome struct {
 	MinimumStay *metav1.Duration `json:"minimumStay,omitempty"`
 }
 
-// OverflowPolicyStatus says where a policy applies. The scheduler plugin writes it, at most once in
-// 10 s.
+// OverflowPolicyStatus says where a policy applies. The scheduler plugin writes it, at most once in 10 s.
 type OverflowPolicyStatus struct {
-	// namespaces to which the policy applies, at most 20: those whose Reservations request something
-	// come first.
+	// namespaces to which the policy applies, at most 20: those whose Reservations request something come first.
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=20
@@ -100,9 +96,8 @@ type OverflowPolicy struct {
 	Status OverflowPolicyStatus `json:"status,omitempty"`
 }
 
-// Check reports what no program can use although it can be decoded, in an object from before the CRD
-// refused it: a label that no object can have. Package broker/undecoded treats the policy as one that
-// cannot be decoded.
+// Check reports what no program can use although it can be decoded, in an object from before the CRD refused it: a
+// label that no object can have. Package broker/undecoded treats the policy as one that cannot be decoded.
 func (p *OverflowPolicy) Check() error {
 	if _, err := metav1.LabelSelectorAsSelector(&p.Spec.NamespaceSelector); err != nil {
 		return fmt.Errorf("spec.namespaceSelector: %w", err)

@@ -36,8 +36,7 @@ type ProviderInstructionSpec struct {
 	AnswerWithin *metav1.Duration `json:"answerWithin,omitempty"`
 }
 
-// ProviderInstructionStatus is the observed state of the hold at the provider. The
-// provider's agent writes it.
+// ProviderInstructionStatus is the observed state of the hold at the provider. The provider's agent writes it.
 type ProviderInstructionStatus struct {
 	// enforced is true if the provider holds the capacity of observedAttempt.
 	// +optional
@@ -45,12 +44,10 @@ type ProviderInstructionStatus struct {
 	// held is the capacity that the provider holds: that of the current attempt or, if
 	// this attempt is refused or undecided, of an earlier one.
 	Held *HeldCapacity `json:"held,omitempty"`
-	// accepted is what the provider held before, while it decides on a larger hold. Unset
-	// otherwise.
+	// accepted is what the provider held before, while it decides on a larger hold. Unset otherwise.
 	Accepted *HeldCapacity `json:"accepted,omitempty"`
-	// leaveBy is when the guests must have left that use what this cluster last withdrew
-	// of an accepted hold. Unset if it has not withdrawn anything, or has accepted a larger
-	// hold since.
+	// leaveBy is when the guests must have left that use what this cluster last withdrew of an accepted hold. Unset
+	// if it has not withdrawn anything, or has accepted a larger hold since.
 	LeaveBy *metav1.Time `json:"leaveBy,omitempty"`
 	// conditions of the instruction: Enforced and Proven.
 	// +listType=map

@@ -50,6 +50,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.requesterID) || has(self.requesterID) && self.requesterID == oldSelf.requesterID",message="requesterID is immutable: create another Reservation for another consumer"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement) || !has(self.placement.spread) || has(self.podSets)",message="placement.spread divides pods: set podSets, or remove placement.spread"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement) || !has(self.placement.transferPrice) || has(self.podSets)",message="placement.transferPrice is that of a pod: set podSets, or remove dataRegions and transferPrice"
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Required in the hub. Leave it empty in
 	// the consumer's cluster: the agent sets it from its certificate. Immutable once set.
@@ -155,6 +156,7 @@ func (s *ReservationSpec) RetainedCount() int32 {
 }
 
 // Placement limits the providers by location, and orders them.
+// +kubebuilder:validation:XValidation:rule="has(self.dataRegions) == has(self.transferPrice)",message="set both dataRegions and transferPrice, or neither"
 type Placement struct {
 	// regions that the provider may be in. Any region if empty.
 	// +kubebuilder:validation:MaxItems=64
@@ -171,6 +173,25 @@ type Placement struct {
 	PreferredProviders []ProviderGroup `json:"preferredProviders,omitempty"`
 	// spread divides the pods among clusters, zones or regions, so that not all fail with one.
 	Spread *Spread `json:"spread,omitempty"`
+	// dataRegions are where the pods' data is. To a provider outside of them, or that states no region,
+	// transferPrice is added.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	DataRegions []string `json:"dataRegions,omitempty"`
+	// transferPrice is what it costs to bring its data to a pod outside of dataRegions.
+	TransferPrice *TransferPrice `json:"transferPrice,omitempty"`
+}
+
+// TransferPrice is added to the price of a provider, for its score and the budget. Providers do not
+// charge it: it is in no price of a status.
+type TransferPrice struct {
+	// pricePerHour of one pod, a decimal number.
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]+([.][0-9]+)?$')",message="pricePerHour must be a decimal number without currency, such as 0.02"
+	PricePerHour string `json:"pricePerHour"`
+	// currency of the price, an ISO 4217 code such as EUR.
+	// +kubebuilder:validation:Pattern=`^[A-Z]{3}$`
+	Currency string `json:"currency"`
 }
 
 // What a Spread may be over.
@@ -399,9 +420,8 @@ type ReservationStatus struct {
 	Requested *ResourceQuantities `json:"requested,omitempty"`
 	// reservedAt is the time of the first of the current holds. Unset without holds.
 	ReservedAt *metav1.Time `json:"reservedAt,omitempty"`
-	// expiresAt is about when the lease ends unless it is renewed. It is for information:
-	// the broker decides by durations, and updates this field only when it is wrong by
-	// more than a quarter of the lease.
+	// expiresAt is about when the lease ends unless it is renewed. It is for information: the broker decides by
+	// durations, and updates this field only when it is wrong by more than a quarter of the lease.
 	ExpiresAt *metav1.Time `json:"expiresAt,omitempty"`
 	// leaseDuration is the length of the lease: spec.duration within the BrokerConfig's
 	// maxDuration. The consumer's agent renews the lease in each third of it while pods use
@@ -415,9 +435,8 @@ type ReservationStatus struct {
 	Used *Use `json:"used,omitempty"`
 	// summary of the allocations, such as "3 of 5 pods in paris".
 	Summary string `json:"summary,omitempty"`
-	// owner of what the capacity is for: in the consumer the owner of the pods, such as
-	// "Deployment/web", or "by hand"; in the hub the Reservation there, such as
-	// "rome/shop/web-5f0c".
+	// owner of what the capacity is for: in the consumer the owner of the pods, such as "Deployment/web", or "by
+	// hand"; in the hub the Reservation there, such as "rome/shop/web-5f0c".
 	Owner string `json:"owner,omitempty"`
 	// wanted is what the Reservation requests, such as "5 pods".
 	Wanted string `json:"wanted,omitempty"`
@@ -498,8 +517,7 @@ func (r *Reservation) EffectiveStatus() ReservationStatus {
 	return status
 }
 
-// What the status of a Reservation says that has been deleted. One that has not may have
-// NothingGranted, too.
+// What the status of a Reservation says that has been deleted. One that has not may have NothingGranted, too.
 const (
 	SummaryReleased = "released"
 	NothingGranted  = "none"

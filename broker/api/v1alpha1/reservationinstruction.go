@@ -28,9 +28,8 @@ type ReservationInstructionSpec struct {
 	// releasing is true once a Reservation of the hub has ended: no new pod may use the
 	// grant, those that do may run on.
 	Releasing bool `json:"releasing,omitempty"`
-	// suspended is true while the provider has not accepted what the broker has placed
-	// there again, after an earlier grant: no new pod may use the grant, those that do may
-	// run on.
+	// suspended is true while the provider has not accepted what the broker has placed there again, after an
+	// earlier grant: no new pod may use the grant, those that do may run on.
 	Suspended bool `json:"suspended,omitempty"`
 	// targetClusterID is the cluster ID of the provider.
 	TargetClusterID string `json:"targetClusterID"`
@@ -42,8 +41,7 @@ type ReservationInstructionSpec struct {
 	RequestedResources ResourceQuantities `json:"requestedResources"`
 	// podSets are the pods that the total is for. Empty for a divisible total.
 	PodSets []PodSet `json:"podSets,omitempty"`
-	// nodeLabels are the labels of the provider's nodes by which the pods select nodes.
-	// The virtual node gets them.
+	// nodeLabels are the labels of the provider's nodes by which the pods select nodes. The virtual node gets them.
 	NodeLabels map[string]string `json:"nodeLabels,omitempty"`
 	// podSecurity is the Pod Security Standard that guests must comply with at the provider:
 	// no other pod uses a grant that was reserved by hand.
@@ -53,8 +51,7 @@ type ReservationInstructionSpec struct {
 	// peerKey is the provider's public key as the broker knows it. It is ignored if
 	// another key of the provider is pinned.
 	PeerKey string `json:"peerKey,omitempty"`
-	// pricePerHour of the grant, such as "0.25 EUR". Empty if the provider states no
-	// price.
+	// pricePerHour of the grant, such as "0.25 EUR". Empty if the provider states no price.
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)? [A-Z]{3}$`
 	PricePerHour string `json:"pricePerHour,omitempty"`
 	// message is the status.summary of the broker's Reservation.
@@ -79,8 +76,7 @@ type GrantWithdrawal struct {
 // FromHub reports whether the Reservation was created in the hub: the consumer has none.
 func (s *ReservationInstructionSpec) FromHub() bool { return s.SourceName == "" }
 
-// ReservationInstructionStatus is the observed state of the grant at the consumer.
-// The consumer's agent writes it.
+// ReservationInstructionStatus is the observed state of the grant at the consumer. The consumer's agent writes it.
 type ReservationInstructionStatus struct {
 	// delivered is true once the agent has processed the instruction.
 	// +optional
@@ -107,8 +103,7 @@ type ReservationInstructionStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// ReservationInstruction instructs a consumer to use the capacity that one provider
-// grants to one Reservation.
+// ReservationInstruction instructs a consumer to use the capacity that one provider grants to one Reservation.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=rinst,categories=spillway

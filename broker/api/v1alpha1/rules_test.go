@@ -250,10 +250,16 @@ func TestRules(t *testing.T) {
 		return []value{{field: field, good: []any{"1s", "90s", "1h30m", "24h", "1.5h"}, bad: []any{"1d", "-1h", "1h 30m", "10", "", "0s"}, example: example}}
 	}
 	prices := value{field: "budget.maxPricePerHour", good: []any{"0", "0.25", "12"}, bad: []any{"abc", "-1", "0,25", "1e3", "0.25 EUR", ""}, example: "0.25"}
-	spread := []value{
+	data := func(price, currency string) map[string]any {
+		return map[string]any{"dataRegions": []any{"eu"}, "transferPrice": map[string]any{"pricePerHour": price, "currency": currency}}
+	}
+	places := []value{
 		{field: "placement.spread.over", good: []any{"cluster", "zone", "region"}, bad: []any{"node", "Zone", ""}, example: `"cluster", "zone", "region"`},
 		{field: "placement.spread", good: []any{map[string]any{"over": "zone", "maxSkew": int64(3)}}, bad: []any{map[string]any{"over": "zone", "maxSkew": int64(0)}}, example: "greater than or equal to 1"},
 		{field: "placement.spread", bad: []any{map[string]any{"maxSkew": int64(1)}}, example: "over"},
+		{field: "placement", good: []any{data("0.02", "EUR"), data("0", "USD")}, bad: []any{data("abc", "EUR"), data("-1", "EUR"), data("0.02 EUR", "EUR"), data("", "EUR")}, example: "0.02"},
+		{field: "placement", bad: []any{data("0.02", "euro")}, example: "currency"},
+		{field: "placement", bad: []any{map[string]any{"dataRegions": []any{"eu"}}}, example: "set both dataRegions and transferPrice"},
 	}
 	keyed := func(key string) []any {
 		return []any{map[string]any{"key": key, "operator": "Exists"}}
@@ -283,9 +289,9 @@ func TestRules(t *testing.T) {
 			[]value{{field: "keepFreeFor", good: []any{"0s", "30m"}, bad: []any{"1d", "-1h"}, example: "30m"}}),
 		"OverflowPolicy": slices.Concat(duration("duration", "24h"), duration("returnHome.after", "5m"), duration("returnHome.minimumStay", "10m"),
 			quantities("maxResources.cpu", "500m"), quantities("maxResources.memory", "16Gi"), quantities("maxResources.gpu", "2"), quantities("maxResources.storage", "10Gi"),
-			quantities("maxResources.extended.example~com/fpga", ""), selector("namespaceSelector"), []value{prices}, spread),
+			quantities("maxResources.extended.example~com/fpga", ""), selector("namespaceSelector"), []value{prices}, places),
 		"Reservation": slices.Concat(duration("duration", "24h"), duration("deadline", "10m"), quantities("podSets.0.requests.cpu", "500m"), quantities("podSets.0.requests.extended.example~com/fpga", ""),
-			selector("podSelector"), []value{prices}, spread),
+			selector("podSelector"), []value{prices}, places),
 	} {
 		t.Run(kind, func(t *testing.T) {
 			create := func(field string, value any) error {

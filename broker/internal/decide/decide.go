@@ -51,10 +51,10 @@ type Request struct {
 	Rejected map[string]capacity.Rejection
 }
 
-// PriceOf is the price of an amount for an hour in the currency of the budget, and in that of the
-// cost without one.
-func (r *Request) PriceOf(cost *broker.Cost, amount broker.HeldCapacity) (price *big.Rat, known bool) {
-	price, currency, known := Price(cost, amount.Totals)
+// PriceOf is the price of an amount for an hour in a region, in the currency of the budget, and in
+// that of the cost without one.
+func (r *Request) PriceOf(region string, cost *broker.Cost, amount broker.HeldCapacity) (price *big.Rat, known bool) {
+	price, currency, known := r.price(region, cost, amount)
 	if !known || r.Budget == nil {
 		return price, known
 	}
@@ -166,7 +166,7 @@ func Compare(request Request, snapshot Snapshot) []Offer {
 		if offers[i].Cluster = s.id(i); i != s.best {
 			offers[i].ClusterRejection = s.rejection(i)
 		}
-		if price, currency, known := Price(s.cost(s.entries[i]), request.Want.Totals); known {
+		if price, currency, known := request.price(s.entries[i].spec.Region, s.cost(s.entries[i]), request.Want); known {
 			offers[i].PricePerHour = PriceString(price, currency)
 		}
 	}
@@ -225,7 +225,7 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		if !slices.Contains(s.request.Providers, chosen.spec.ClusterID) {
 			s.request.Providers = append(slices.Clip(s.request.Providers), chosen.spec.ClusterID)
 		}
-		if price, known := request.PriceOf(ledger.CostOf(chosen.spec, amount), amount); known {
+		if price, known := request.PriceOf(chosen.spec.Region, ledger.CostOf(chosen.spec, amount), amount); known {
 			committed.Add(committed, price)
 		}
 		if s.take(after, amount); s.request.Want.Empty() {

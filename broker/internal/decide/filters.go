@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/spread"
 )
 
 // filter returns the reason to reject a cluster for what has nothing to do with its
@@ -37,7 +38,7 @@ func (s *search) filter(e *entry) (reason string) {
 			return ReasonOtherRegion
 		case outside(placement.Zones, spec.Zone):
 			return ReasonOtherZone
-		case placement.Spread != nil && domainOf(placement.Spread, spec) == "":
+		case placement.Spread != nil && spread.DomainOf(placement.Spread, spec) == "":
 			return ReasonNoDomain
 		}
 	}
@@ -76,7 +77,7 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.limit == nil {
 		return ReasonOverBudget
 	}
-	price, currency, known := Price(s.cost(e), s.request.Want.Totals)
+	price, currency, known := s.request.price(e.spec.Region, s.cost(e), s.request.Want)
 	if known {
 		price, _, known = Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)
 	}
@@ -117,7 +118,7 @@ func (s *search) filtered(e *entry, reason string) (message string) {
 	case reasonTooManyProviders:
 		return fmt.Sprintf("The Reservation has capacity at %d other providers, the maximum. Request the rest in another Reservation.", MaxProviders)
 	case ReasonPriceUnknown, ReasonOverBudget:
-		return s.priced(s.cost(e))
+		return s.priced(e)
 	}
 	if admitted := capacity.Admit(spec.Lending, request.Requester, request.Want.PodSets); admitted != nil {
 		return admitted.Message

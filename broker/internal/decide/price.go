@@ -85,13 +85,15 @@ func (s *search) rates(i int) *rates {
 	return &rates
 }
 
-// priced explains why a cost does not fit the request's budget.
-func (s *search) priced(cost *broker.Cost) (message string) {
+// priced explains why the price of a cluster does not fit the request's budget.
+func (s *search) priced(e *entry) (message string) {
 	limit := s.request.Budget
-	price, currency, known := Price(cost, s.request.Want.Totals)
+	price, currency, known := s.request.price(e.spec.Region, s.cost(e), s.request.Want)
 	switch {
 	case s.limit == nil:
 		return fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", limit.MaxPricePerHour)
+	case !known && currency != "" && s.request.noRate(e.spec.Region, currency):
+		return fmt.Sprintf("The price is in %s, and placement.transferPrice in %s.", currency, s.request.Placement.TransferPrice.Currency)
 	case !known:
 		return "The cluster advertises no price for some of the requested resources, and the request has a budget."
 	}
@@ -103,9 +105,9 @@ func (s *search) priced(cost *broker.Cost) (message string) {
 	if s.request.Committed != nil {
 		exchanged, most = new(big.Rat).Add(exchanged, s.request.Committed), new(big.Rat).Add(most, s.request.Committed)
 	}
-	at := ""
+	at := s.request.withTransfer(e.spec.Region)
 	if date != "" {
-		at = fmt.Sprintf(" at the rates of %s", date)
+		at += fmt.Sprintf(" at the rates of %s", date)
 	}
 	return fmt.Sprintf("The price is %s per hour%s; the budget is %s.", PriceString(exchanged, limit.Currency), at, PriceString(most, limit.Currency))
 }

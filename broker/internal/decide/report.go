@@ -54,7 +54,7 @@ func (s *search) rejection(i int) broker.ClusterRejection {
 	rejection := broker.ClusterRejection{Cluster: s.id(i), Reason: s.reason(i)}
 	shortage := func() string {
 		if o.pods < o.fits {
-			return s.shared(i)
+			return s.spread.Explain(s.spread.Of(i))
 		}
 		s.packer.Reset(e.room)
 		_, why := s.packer.Pack(s.request.Want, &e.account)

@@ -62,8 +62,7 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 	base := s.currency()
 	rated, comparable := rateOf(s.request.ExchangeRates, base) != nil, true
 	for _, i := range s.candidates {
-		rates := s.rates(i)
-		price, known := rates.price(&s.units)
+		rates, price, known := s.rated(i)
 		if !known {
 			ratings = append(ratings, -1)
 			continue
@@ -86,8 +85,8 @@ func (costRule) rate(s *search, ratings []float64) []float64 {
 // currency is the one in which prices are compared: one that has a rate, if there is any.
 func (s *search) currency() (currency string) {
 	for _, i := range s.candidates {
-		rates := s.rates(i)
-		if _, known := rates.price(&s.units); !known {
+		rates, _, known := s.rated(i)
+		if !known {
 			continue
 		}
 		if len(s.request.ExchangeRates) == 0 || rateOf(s.request.ExchangeRates, rates.currency) != nil {
@@ -99,11 +98,12 @@ func (s *search) currency() (currency string) {
 }
 
 func (costRule) reason(s *search, i int) string {
-	price, currency, known := Price(s.cost(s.entries[i]), s.request.Want.Totals)
+	e := s.entries[i]
+	price, currency, known := s.request.price(e.spec.Region, s.cost(e), s.request.Want)
 	if !known {
 		return "price unknown"
 	}
-	reason := PriceString(price, currency) + " per hour"
+	reason := PriceString(price, currency) + " per hour" + s.request.withTransfer(e.spec.Region)
 	if rate := rateOf(s.request.ExchangeRates, currency); rate != nil {
 		reason += fmt.Sprintf(", at the rate of %s", rate.Date)
 	}
@@ -198,8 +198,8 @@ func (s *search) detail(i int) string {
 	if group := s.offers[i].group; group < len(s.groups()) {
 		parts = append(parts, fmt.Sprintf("group %d of preferredProviders", group+1))
 	}
-	if sp := s.spread; sp != nil {
-		parts = append(parts, fmt.Sprintf("up to %d of the pods in %s %s", sp.level, sp.Over, sp.domains[sp.of[i]].name))
+	if s.spread != nil {
+		parts = append(parts, s.spread.Limit(s.spread.Of(i)))
 	}
 	for r, rule := range rules {
 		if weight := rule.weight(&weights); weight > 0 {

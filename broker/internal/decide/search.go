@@ -7,6 +7,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/spread"
 )
 
 // search is a request that is compared with all clusters. Its memory is used again by
@@ -28,7 +29,7 @@ type search struct {
 	// limit is the request's budget without what is committed; nil if it is not a number.
 	limit *big.Rat
 	// spread is nil for a request without one.
-	spread *spreading
+	spread *spread.Division
 
 	packer capacity.Packer
 	// offers of the entries, and how many pods of each shape each of them takes.
@@ -76,7 +77,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 	s.demand = capacity.NewDemand(s.catalog, request.Want)
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
-	s.spread = newSpreading(&s.request, s.entries)
+	s.spread = newDivision(&s.request, s.entries)
 	n := len(s.entries)
 	s.offers = slices.Grow(s.offers[:0], n)[:n]
 	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]
@@ -136,7 +137,7 @@ func (s *search) take(holds []broker.Hold, amount broker.HeldCapacity) {
 	}
 	s.entries[s.best] = s.entries[s.best].next(s.entries[s.best].spec, holds)
 	if s.spread != nil {
-		s.spread.domains[s.spread.of[s.best]].held += int64(amount.Pods())
+		s.spread.Of(s.best).Held += int64(amount.Pods())
 	}
 	shapes := s.demand.Wanted()
 	if s.want(capacity.Sub(s.request.Want, amount)); s.request.Want.Empty() {

@@ -273,7 +273,7 @@ func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decid
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
-		if price, known := request.PriceOf(h.Cost, h.Promised); known {
+		if price, known := request.PriceOf(in.regionOf(h.Cluster), h.Cost, h.Promised); known {
 			request.Committed.Add(request.Committed, price)
 		}
 	}
@@ -345,6 +345,14 @@ func (in Input) podsHeld() map[string]int32 {
 		pods[h.Cluster] = in.reliable(h).Pods()
 	}
 	return pods
+}
+
+// regionOf is the region that a cluster states.
+func (in Input) regionOf(cluster string) string {
+	if ad := in.Advertisement(cluster); ad != nil {
+		return ad.Spec.Region
+	}
+	return ""
 }
 
 // providers are the clusters that hold capacity for the Reservation.
