@@ -313,7 +313,7 @@ func (s *source) WatchWithContext(ctx context.Context, options metav1.ListOption
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
 		object, ok := event.Object.(client.Object)
 		switch {
-		case ended: // nobody reads on after an error: the informer lists, and this is older
+		case ended: // the informer lists after an error, and this is older
 			return event, false
 		case !ok: // an error
 		case event.Type == watch.Bookmark:

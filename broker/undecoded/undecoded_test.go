@@ -225,7 +225,7 @@ func TestEndedWatch(t *testing.T) {
 	select {
 	case ended <- watch.Event{Type: watch.Bookmark, Object: bookmark}: // the one before has been looked at
 	case <-time.After(10 * time.Second):
-		t.Error("nobody reads what the watch still brings: a goroutine stays")
+		t.Error("what the watch still brings is not read: a goroutine stays")
 	}
 	if have := namesOf(objects); !slices.Equal(have, []string{"label"}) {
 		t.Errorf("have %v, want label", have)
