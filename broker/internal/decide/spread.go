@@ -42,7 +42,8 @@ func (s *search) share() {
 		if o.fits == 0 {
 			continue
 		}
-		o.pods, o.shareKnown = min(o.fits, s.spread.Share(s.spread.Of(i))), false
+		pods := min(o.fits, s.spread.Share(s.spread.Of(i)))
+		o.pods, o.shareKnown = pods, o.shareKnown && pods == o.pods
 		switch {
 		case o.pods == left:
 			o.outcome, o.reason = capacity.FitsAll, ""
