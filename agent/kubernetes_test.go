@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -36,8 +37,12 @@ func TestThroughTheHub(t *testing.T) {
 		}
 		path := filepath.Join(t.TempDir(), "hub")
 		expect.NoError(t, os.WriteFile(path, access, 0o600))
-		start(t, program, config, "--broker-kubeconfig="+path, "--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t),
+		start(t, program, config, "--broker-kubeconfig="+path, "--broker-namespace=spillway-cluster-"+id, "--cluster-id="+id, "--health-probe-bind-address="+freeAddress(t),
 			"--api-server-endpoint="+config.Host, fmt.Sprintf("--lend-enabled=%t", lend), "--placeholders-namespace=")
+	}
+	if out, err := exec.CommandContext(ctx, program, "--broker-kubeconfig="+admin, "--broker-namespace=spillway-cluster-paris", "--cluster-id=rome", "--kubeconfig="+writeKubeconfig(t, romeConfig),
+		"--namespace=default", "--metrics-bind-address=0", "--health-probe-bind-address=0").CombinedOutput(); err == nil || !strings.Contains(string(out), "namespace spillway-cluster-paris of the hub is not that of cluster rome") {
+		t.Errorf("an agent with the namespace of another cluster: %v: %s", err, out)
 	}
 	agent(romeConfig, "rome", false)
 	agent(parisConfig, "paris", true)

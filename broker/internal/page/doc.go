@@ -5,5 +5,6 @@
 //
 // Package view has what is shown, package session who may see it, assets how it looks. What clusters
 // wrote is escaped by html/template, and the Content-Security-Policy runs no script but the one in
-// assets. Only the leader shows views: another replica has not heard the clusters.
+// assets. Charts are SVG of these templates: a library would draw them with a script or inline styles.
+// Only the leader shows views: another replica has not heard the clusters.
 package page

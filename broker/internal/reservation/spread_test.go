@@ -28,6 +28,10 @@ func spread(e *env) {
 	if err := e.client.Create(e.Context(), total); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "set podSets, or remove placement.spread") {
 		e.Errorf("a total with a spread: %v", err)
 	}
+	total.Spec.Placement = &broker.Placement{DataRegions: []string{"eu"}, TransferPrice: &broker.TransferPrice{PricePerHour: "0.1", Currency: "EUR"}}
+	if err := e.client.Create(e.Context(), total); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "set podSets, or remove dataRegions and transferPrice") {
+		e.Errorf("a total with a price for each pod: %v", err)
+	}
 	e.request("r", 4, func(r *broker.Reservation) {
 		r.Spec.Placement = &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverRegion}}
 	})

@@ -262,7 +262,9 @@ With bin of "make build" on your PATH, and KUBECONFIG=ROME:HUB of these files:
   kubectl spillway explain -n %[1]s deployment/%[2]s            # why pods are where they are
   kubectl spillway top --context=hub                          # live: who uses whom, and what it costs
   kubectl -n %[1]s get deployment %[2]s -o yaml | kubectl spillway what-if -f - --hub-context=hub
+  kubectl spillway reserve warm -n %[1]s --cpu=500m --memory=64Mi   # capacity in advance; release warm ends it
   kubectl spillway drain paris                                # pods leave, and others do not come
+  kubectl spillway check                                      # what could stop an overflow here
 
 go run ./e2e/lab program kubectl builds kubectl and prints its path, if you have none.
 Logs are beside the kubeconfigs. There are no containers, so there are no

@@ -56,6 +56,8 @@ func TestKubectlSpillway(t *testing.T) {
 	says("all is well in rome", "rome", []string{"status"}, "Cluster rome", "spillway-scheduler: ", "the broker heard from this cluster", "paris: node spillway-paris has cpu 600m", "1 waiting for capacity", "All is well.")
 	says("all is well in the hub", "hub", []string{"status"}, "3 of 3 clusters active", "All is well.")
 	says("rome knows what it has in paris", "rome", []string{"clusters"}, "paris ", " Ready ", "600m 16Mi")
+	says("the hub shows what is lent", "hub", []string{"top", "--once"}, "paris", "rome")
+	says("rome has what an overflow needs", "rome", []string{"check"}, "✓ Webhook")
 	says("the hub knows all clusters", "hub", []string{"clusters", "-o", "wide"}, "berlin", "paris", "rome", "Consumer")
 
 	once := func(words string, arguments ...string) {
