@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/lru"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
@@ -83,10 +82,8 @@ type Dispatcher struct {
 	messenger *Messenger
 	options   DispatcherOptions
 
-	// seen has the last message IDs, so that a repeated message is handled once.
-	seen *lru.Cache
-
 	mu     sync.Mutex
+	seen   *seen
 	queues map[string][]protocol.RelayMessage
 	slots  chan struct{}
 	wait   sync.WaitGroup
@@ -111,7 +108,7 @@ type DispatcherOptions struct {
 func NewDispatcher(messenger *Messenger, options DispatcherOptions) *Dispatcher {
 	return &Dispatcher{
 		messenger: messenger, options: options,
-		seen: lru.New(rememberedIDs), queues: map[string][]protocol.RelayMessage{}, slots: make(chan struct{}, handlers),
+		seen: newSeen(rememberedIDs), queues: map[string][]protocol.RelayMessage{}, slots: make(chan struct{}, handlers),
 	}
 }
 
@@ -201,12 +198,12 @@ func (d *Dispatcher) handle(ctx context.Context, message protocol.RelayMessage) 
 	if err != nil {
 		return err
 	}
-	// Those of one peer are handled one after another.
-	id := envelope.From + "/" + envelope.ID
-	if _, repeated := d.seen.Get(id); repeated {
+	d.mu.Lock()
+	fresh := d.seen.add(envelope.From + "/" + envelope.ID)
+	d.mu.Unlock()
+	if !fresh {
 		return nil
 	}
-	d.seen.Add(id, nil)
 	switch {
 	case envelope.Kind == kindReply && d.options.Receiver != nil:
 		d.options.Receiver.Receive(envelope.From, envelope.Payload)

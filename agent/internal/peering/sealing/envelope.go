@@ -95,3 +95,26 @@ func (k *Key) Open(self, peerKey string, message protocol.RelayMessage) (Envelop
 	}
 	return envelope, nil
 }
+
+// seen has the last message IDs, so that a repeated message is handled once.
+type seen struct {
+	limit int
+	order []string
+	ids   map[string]struct{}
+}
+
+func newSeen(limit int) *seen { return &seen{limit: limit, ids: map[string]struct{}{}} }
+
+// add reports whether id is new.
+func (s *seen) add(id string) bool {
+	if _, ok := s.ids[id]; ok {
+		return false
+	}
+	s.ids[id] = struct{}{}
+	s.order = append(s.order, id)
+	if len(s.order) > s.limit {
+		delete(s.ids, s.order[0])
+		s.order = s.order[1:]
+	}
+	return true
+}

@@ -102,6 +102,18 @@ func TestSealBoundsTheSize(t *testing.T) {
 	}
 }
 
+func TestSeenIsBounded(t *testing.T) {
+	s := newSeen(2)
+	for _, id := range []string{"a", "b", "c"} {
+		if !s.add(id) {
+			t.Fatalf("%s is new", id)
+		}
+	}
+	if s.add("c") || s.add("b") || !s.add("a") || len(s.ids) != 2 {
+		t.Fatalf("want the last two IDs, have %v", s.order)
+	}
+}
+
 func TestParseFingerprints(t *testing.T) {
 	digits := strings.Repeat("0a", 32)
 	got, err := ParseFingerprints(" paris=sha256:" + digits + ", berlin=sha256:" + strings.ToUpper(digits))
