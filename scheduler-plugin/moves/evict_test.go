@@ -27,13 +27,14 @@ type evictionCase struct {
 	// answer to the eviction; evicts: it takes place.
 	answer func(http.ResponseWriter)
 	evicts bool
-	// moving: the pod counts as moving for as long as its replacement may take to get a node.
-	moving bool
-	events []string
+	// What is known afterwards, when the caches show the pod as it is, and when no answer
+	// can come any more.
+	moving, movingObserved, movingLater bool
+	events                              []string
 }
 
 // TestEvictions: a pod whose eviction got no answer counts as moving, so that no second one
-// is evicted beside it.
+// is evicted beside it, until it is observed that it was not evicted.
 func TestEvictions(t *testing.T) {
 	connectionLost := func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 	status := func(code int, retryAfter string) func(http.ResponseWriter) {
@@ -47,16 +48,16 @@ func TestEvictions(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]evictionCase{
-		"evicted":        {"it moves until its replacement is settled", status(http.StatusCreated, ""), true, true, []string{"ReturningHome", "ReturnHomeFailed"}},
-		"answer lost":    {"it took place", connectionLost, true, true, []string{"ReturnHomeFailed"}},
-		"request lost":   {"it did not take place", connectionLost, false, true, []string{"ReturnHomeBlocked"}},
-		"timeout":        {"the API server may go on", status(http.StatusGatewayTimeout, ""), true, true, []string{"ReturnHomeFailed"}},
-		"internal error": {"it is not known what failed", status(http.StatusInternalServerError, ""), false, true, []string{"ReturnHomeBlocked"}},
-		"budget":         {"it is refused", status(http.StatusTooManyRequests, ""), false, false, []string{"ReturnHomeBlocked"}},
-		"budget, later":  {"a retry of the client's own would end with a time-out", status(http.StatusTooManyRequests, "1"), false, false, []string{"ReturnHomeBlocked"}},
-		"forbidden":      {"it is refused", status(http.StatusForbidden, ""), false, false, []string{"ReturnHomeBlocked"}},
-		"has just ended": {"its next event shows it", status(http.StatusNotFound, ""), false, false, nil},
-		"another pod":    {"it has been replaced", status(http.StatusConflict, ""), false, false, nil},
+		"evicted":        {"it moves until its replacement is settled", status(http.StatusCreated, ""), true, true, true, true, []string{"ReturningHome"}},
+		"answer lost":    {"it took place", connectionLost, true, true, true, true, []string{"ReturningHome"}},
+		"request lost":   {"it did not take place", connectionLost, false, true, true, false, []string{"ReturnHomeBlocked"}},
+		"timeout":        {"the API server may go on", status(http.StatusGatewayTimeout, ""), true, true, true, true, []string{"ReturningHome"}},
+		"internal error": {"it is not known what failed", status(http.StatusInternalServerError, ""), false, true, true, false, []string{"ReturnHomeBlocked"}},
+		"budget":         {"it is refused", status(http.StatusTooManyRequests, ""), false, false, false, false, []string{"ReturnHomeBlocked"}},
+		"budget, later":  {"a retry of the client's own would end with a time-out", status(http.StatusTooManyRequests, "1"), false, false, false, false, []string{"ReturnHomeBlocked"}},
+		"forbidden":      {"it is refused", status(http.StatusForbidden, ""), false, false, false, false, []string{"ReturnHomeBlocked"}},
+		"has just ended": {"its next event shows it", status(http.StatusNotFound, ""), false, false, false, false, nil},
+		"another pod":    {"it has been replaced", status(http.StatusConflict, ""), false, false, false, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) { tc.run(t) })
 	}
@@ -92,7 +93,7 @@ func (tc *evictionCase) run(t *testing.T) {
 	key, _ := m.Keys.Get(pod)
 	expectMoving := func(when string, want bool) {
 		t.Helper()
-		m.settle()
+		m.settle(t.Context())
 		if got := m.planner.Moving() != nil; got != want {
 			t.Errorf("%s: moving %t, want %t, because %s", when, got, want, tc.reason)
 		}
@@ -111,10 +112,10 @@ func (tc *evictionCase) run(t *testing.T) {
 	observed := pod.DeepCopy()
 	mu.Unlock()
 	expect.NoError(t, pods.Update(observed))
-	now.Step(time.Minute)
-	expectMoving("observed", tc.moving)
-	now.Step(time.Minute)
-	expectMoving("without a replacement", false)
+	now.Step(time.Second)
+	expectMoving("observed", tc.movingObserved)
+	now.Step(unansweredFor)
+	expectMoving("later", tc.movingLater)
 	mu.Lock()
 	if evictions != 1 {
 		t.Errorf("%d requests for an eviction, want 1", evictions)

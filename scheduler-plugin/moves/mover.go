@@ -44,6 +44,9 @@ const (
 	maxUntried = 30 * time.Second
 	// evictTimeout limits the request for an eviction.
 	evictTimeout = 30 * time.Second
+	// unansweredFor is how long an eviction without an answer may still take effect: longer
+	// than an API server works on a request.
+	unansweredFor = 90 * time.Second
 )
 
 // Config is what a Mover reads and writes with.
@@ -76,6 +79,9 @@ type Mover struct {
 	// were there before.
 	moved  *corev1.Pod
 	before map[types.UID]bool
+	// unansweredSince is when the eviction of the pod that moves was requested, while it is
+	// not known whether it took place; otherwise zero.
+	unansweredSince time.Time
 	// reported are the pods of which an event says that their eviction is refused.
 	reported map[types.UID]bool
 	// nextPlan is when to observe again, while a pod moves.
@@ -105,7 +111,7 @@ func (m *Mover) step(ctx context.Context) time.Duration {
 	if !m.Ready() {
 		return returnhome.Period(nil)
 	}
-	m.settle()
+	m.settle(ctx)
 	now, moving := m.Clock.Now(), m.planner.Moving() != nil
 	if moving && now.Before(m.nextPlan) {
 		return movePeriod
@@ -242,7 +248,7 @@ func (m *Mover) price(key demand.Key, provider string) float64 {
 }
 
 // evict begins the move of a pod. An eviction without an answer may have taken place: the
-// pod counts as moving for as long as its replacement would have to get a node.
+// pod counts as moving until it is observed that it was not evicted.
 func (m *Mover) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.Pod) {
 	before := m.podsOf(c.Namespace, c.Owner)
 	requestCtx, cancel := context.WithTimeout(ctx, evictTimeout)
@@ -266,11 +272,11 @@ func (m *Mover) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.P
 		m.planner.Start(m.Clock.Now(), c)
 		m.moved, m.before = pod, before
 		if err != nil {
-			m.Log.Info("The eviction of an overflowed pod got no answer", "pod", klog.KObj(pod), "reason", err.Error())
+			m.unansweredSince = m.Clock.Now()
+			m.Log.Info("The eviction of an overflowed pod got no answer; observing whether it took place", "pod", klog.KObj(pod), "reason", err.Error())
 			return
 		}
-		m.Log.Info("Evicted an overflowed pod, because this cluster has had room for it", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "after", c.After)
-		m.record(pod, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", pod.Name, pod.Spec.NodeName, c.After))
+		m.evicted(c)
 	}
 }
 
@@ -278,6 +284,12 @@ func (m *Mover) evict(ctx context.Context, c returnhome.Candidate, pod *corev1.P
 func refusesRequest(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
+}
+
+// evicted reports that the pod that moves was evicted.
+func (m *Mover) evicted(c returnhome.Candidate) {
+	m.Log.Info("Evicted an overflowed pod, because this cluster has had room for it", "pod", klog.KObj(m.moved), "node", m.moved.Spec.NodeName, "after", c.After)
+	m.record(m.moved, corev1.EventTypeNormal, "ReturningHome", fmt.Sprintf("Evicted pod %s from %s: this cluster has had room for it for %s. The scheduler binds its replacement here.", m.moved.Name, m.moved.Spec.NodeName, c.After))
 }
 
 // blocked reports that a pod was not evicted, once for each pod.
@@ -289,6 +301,39 @@ func (m *Mover) blocked(pod *corev1.Pod, retryAt time.Time, reason string) {
 	m.reported[pod.UID] = true
 	m.Log.Info("The eviction of an overflowed pod was refused; retrying", "pod", klog.KObj(pod), "node", pod.Spec.NodeName, "retryAt", retryAt, "reason", reason)
 	m.record(pod, corev1.EventTypeNormal, "ReturnHomeBlocked", fmt.Sprintf("This cluster has room for the pod, and its eviction was refused. It is retried: %s", reason))
+}
+
+// answered reports whether it is known that the pod that moves was evicted. If it is known
+// that it was not, the move ends.
+func (m *Mover) answered(ctx context.Context, move *returnhome.Move) bool {
+	if m.unansweredSince.IsZero() {
+		return true
+	}
+	stays := func(pod *corev1.Pod, err error) bool {
+		return err == nil && pod.UID == m.moved.UID && pod.DeletionTimestamp == nil
+	}
+	unknown := func(err error) bool { return err != nil && !apierrors.IsNotFound(err) }
+	pod, err := m.Pods.Pods(m.moved.Namespace).Get(m.moved.Name)
+	if stays(pod, err) || unknown(err) {
+		if m.Clock.Since(m.unansweredSince) < unansweredFor {
+			return false
+		}
+		// The cache may be old.
+		ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+		defer cancel()
+		pod, err = m.Client.CoreV1().Pods(m.moved.Namespace).Get(ctx, m.moved.Name, metav1.GetOptions{})
+		if unknown(err) {
+			return false
+		}
+	}
+	m.unansweredSince = time.Time{}
+	if stays(pod, err) {
+		m.blocked(m.moved, m.planner.NotEvicted(m.Clock.Now()), "the API server did not answer")
+		m.moved, m.before = nil, nil
+		return false
+	}
+	m.evicted(move.Candidate)
+	return true
 }
 
 // podsOf returns the UIDs of the pods that a replacer has.
@@ -316,9 +361,9 @@ func (m *Mover) listOf(namespace string, replacer types.UID) []*corev1.Pod {
 
 // settle ends the move once its replacement is settled: the first pod of the owner that
 // was not there before and has a node.
-func (m *Mover) settle() {
+func (m *Mover) settle(ctx context.Context) {
 	move := m.planner.Moving()
-	if move == nil {
+	if move == nil || !m.answered(ctx, move) {
 		return
 	}
 	var first *corev1.Pod
@@ -336,11 +381,6 @@ func (m *Mover) settle() {
 	}
 	outcome, retryAt, ended := m.planner.Settle(m.Clock.Now(), found)
 	if !ended {
-		return
-	}
-	if pod, err := m.Pods.Pods(m.moved.Namespace).Get(m.moved.Name); outcome == returnhome.NotBound && err == nil && pod.UID == m.moved.UID && pod.DeletionTimestamp == nil {
-		m.blocked(m.moved, retryAt, "the API server did not answer")
-		m.moved, m.before = nil, nil
 		return
 	}
 	returnedHome.WithLabelValues(string(outcome)).Inc()

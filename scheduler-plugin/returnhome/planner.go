@@ -201,6 +201,14 @@ func (p *Planner) Refused(now time.Time, c Candidate) (retryAt time.Time) {
 	return o.restsUntil
 }
 
+// NotEvicted records that the pod that moves was not evicted after all, with the result of
+// Refused. It must not be called while no pod moves.
+func (p *Planner) NotEvicted(now time.Time) (retryAt time.Time) {
+	c := p.moving.Candidate
+	p.moving = nil
+	return p.Refused(now, c)
+}
+
 // turn records that a candidate has had its turn.
 func (p *Planner) turn(now time.Time, c Candidate) *owner {
 	if p.owners[c.Owner] == nil {

@@ -68,7 +68,11 @@ func TestPlan(t *testing.T) {
 			failed(p, start, guest("a", "x", "x-0"))
 			p.Plan(start, nil)
 		}, time.Minute, []Candidate{guest("a", "x", "x-1")}, ""},
-		"refused":          {"a PodDisruptionBudget may allow it later", func(p *Planner) { p.Refused(start.Add(time.Minute), guest("a", "x", "x-1")) }, time.Minute, []Candidate{guest("a", "x", "x-1")}, ""},
+		"refused": {"a PodDisruptionBudget may allow it later", func(p *Planner) { p.Refused(start.Add(time.Minute), guest("a", "x", "x-1")) }, time.Minute, []Candidate{guest("a", "x", "x-1")}, ""},
+		"not evicted": {"the eviction got no answer, and did not take place", func(p *Planner) {
+			p.Start(start, guest("a", "x", "x-1"))
+			p.NotEvicted(start.Add(time.Minute))
+		}, time.Minute, []Candidate{guest("a", "x", "x-1"), guest("a", "y", "y-1")}, "y-1"},
 		"others go on":     {"the owner of another is blocked", func(p *Planner) { p.Refused(start.Add(time.Minute), guest("a", "x", "x-1")) }, time.Minute, []Candidate{guest("a", "x", "x-1"), guest("a", "y", "y-1")}, "y-1"},
 		"refused long ago": {"it is tried again", func(p *Planner) { p.Refused(start, guest("a", "x", "x-1")) }, time.Minute, []Candidate{guest("a", "x", "x-1")}, "x-1"},
 	}
