@@ -3,10 +3,12 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/virtual-kubelet/virtual-kubelet/node/nodeutil"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 )
@@ -53,5 +55,44 @@ func NewAuth(ctx context.Context, client kubernetes.Interface, nodeName string) 
 		return nil, fmt.Errorf("delegating authentication to the API server: %w", err)
 	}
 	context.AfterFunc(ctx, stop)
-	return auth, nil
+	return fineGrainedAuth{auth}, nil
+}
+
+// fineGrainedAuth accepts, as an alternative to nodes/proxy, the subresources that
+// Kubernetes defines for some paths.
+type fineGrainedAuth struct{ nodeutil.Auth }
+
+// fineGrainedSubresources are the subresources for a path and those below it.
+var fineGrainedSubresources = map[string]string{"/pods": "pods", "/healthz": "healthz"}
+
+// Authorize checks the fine-grained subresource first, as a kubelet does.
+func (f fineGrainedAuth) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	if attributes.GetSubresource() != "proxy" {
+		return f.Auth.Authorize(ctx, attributes)
+	}
+	for path, subresource := range fineGrainedSubresources {
+		if attributes.GetPath() != path && !strings.HasPrefix(attributes.GetPath(), path+"/") {
+			continue
+		}
+		decision, reason, err := f.Auth.Authorize(ctx, authorizer.AttributesRecord{
+			User: attributes.GetUser(), Verb: attributes.GetVerb(), APIVersion: attributes.GetAPIVersion(),
+			Resource: attributes.GetResource(), Name: attributes.GetName(), Subresource: subresource,
+			ResourceRequest: true, Path: attributes.GetPath(),
+		})
+		if err == nil && decision == authorizer.DecisionAllow {
+			return decision, reason, nil
+		}
+	}
+	return f.Auth.Authorize(ctx, attributes)
+}
+
+// ConditionsAwareAuthorize decides as Authorize: that of the embedded Auth would not know the
+// fine-grained subresources.
+func (f fineGrainedAuth) ConditionsAwareAuthorize(ctx context.Context, attributes authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(f.Authorize(ctx, attributes))
+}
+
+// EvaluateConditions denies: no decision of this authorizer has conditions.
+func (f fineGrainedAuth) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -43,6 +45,7 @@ func TestAuth(t *testing.T) {
 	expect.NoError(t, err)
 	unauthorized := token(ctx, t, client, "unauthorized")
 	scraper := token(ctx, t, client, "scraper", "nodes/metrics", "nodes/stats")
+	lister := token(ctx, t, client, "lister", "nodes/pods")
 	proxier := token(ctx, t, client, "proxier", "nodes/proxy")
 
 	for name, c := range map[string]struct {
@@ -67,6 +70,8 @@ func TestAuth(t *testing.T) {
 		"ScraperStats":                 {"/stats/summary", nil, scraper, http.StatusOK},
 		"ScraperMayNotReadLogs":        {"/containerLogs/work/job/c", nil, scraper, http.StatusForbidden},
 		"ScraperMayNotForward":         {"/portForward/work/job", nil, scraper, http.StatusForbidden},
+		"ListerPods":                   {"/pods", nil, lister, http.StatusOK},
+		"ListerMayNotReadLogs":         {"/containerLogs/work/job/c", nil, lister, http.StatusForbidden},
 		"ProxierPods":                  {"/pods", nil, proxier, http.StatusOK},
 		"ProxierMayNotReadMetrics":     {"/metrics/resource", nil, proxier, http.StatusForbidden},
 		"ProxierLogsOfOtherPod":        {"/containerLogs/work/other/c", nil, proxier, http.StatusNotFound},
@@ -85,6 +90,57 @@ func TestAuth(t *testing.T) {
 				t.Errorf("GET %s: got %s %q, want %d", c.path, response.Status, body, c.want)
 			}
 		})
+	}
+}
+
+// onlySubresource allows one subresource. It would also find every condition true.
+type onlySubresource string
+
+func (o onlySubresource) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetSubresource() == string(o) {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "another subresource", nil
+}
+
+func (o onlySubresource) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(o.Authorize(ctx, a))
+}
+
+func (onlySubresource) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
+	return authorizer.DecisionAllow, "", nil
+}
+
+// TestEveryMethodDecidesTheSame: a caller that knows conditions gets the decision of one that
+// does not.
+func TestEveryMethodDecidesTheSame(t *testing.T) {
+	for _, c := range []struct {
+		path, allowed string
+		want          authorizer.Decision
+	}{
+		{"/pods", "pods", authorizer.DecisionAllow},
+		{"/pods/x", "pods", authorizer.DecisionAllow},
+		{"/healthz", "healthz", authorizer.DecisionAllow},
+		{"/pods", "proxy", authorizer.DecisionAllow},
+		{"/podsandmore", "pods", authorizer.DecisionNoOpinion},
+		{"/healthz", "pods", authorizer.DecisionNoOpinion},
+		{"/containerLogs/work/job/c", "pods", authorizer.DecisionNoOpinion},
+	} {
+		auth := fineGrainedAuth{struct {
+			authenticator.Request
+			authorizer.RequestAttributesGetter
+			authorizer.Authorizer
+		}{Authorizer: onlySubresource(c.allowed)}}
+		attributes := authorizer.AttributesRecord{Verb: "get", Resource: "nodes", Subresource: "proxy", Name: nodeName, ResourceRequest: true, Path: c.path}
+		if got, reason, err := auth.Authorize(t.Context(), attributes); got != c.want || err != nil {
+			t.Errorf("%s with nodes/%s: got %v (%s, %v), want %v", c.path, c.allowed, got, reason, err, c.want)
+		}
+		if got := auth.ConditionsAwareAuthorize(t.Context(), attributes); got.IsAllow() != (c.want == authorizer.DecisionAllow) || !got.IsUnconditional() {
+			t.Errorf("%s with nodes/%s: got %s, want %v", c.path, c.allowed, got, c.want)
+		}
+		if got, _, err := auth.EvaluateConditions(t.Context(), authorizer.ConditionsAwareDecision{}, nil); got != authorizer.DecisionDeny || err == nil {
+			t.Errorf("conditions evaluate to %v (%v), and this authorizer sets none", got, err)
+		}
 	}
 }
 
