@@ -214,6 +214,8 @@ func TestMistakesAreRejected(t *testing.T) {
 		"a short retention":            {"broker", []string{"history.retention=23h"}, "/history/retention"},
 		"prices in no currency":        {"broker", []string{"history.referencePrices.cpu=0.04"}, "set history.referencePrices.currency"},
 		"a negative price, broker":     {"broker", []string{"history.referencePrices.cpu=-1"}, "/history/referencePrices/cpu"},
+		"a port in a name":             {"broker", []string{"tls.sans={hub.example.com:8443}"}, "/tls/sans/0"},
+		"an IPv6 address, no brackets": {"agent", append(slices.Clone(needed), "apiServer.endpoint=https://2001:db8::1:6443"), "/apiServer/endpoint"},
 		"unknown key, agent":           {"agent", append(slices.Clone(needed), "clusterId=rome"), "clusterId"},
 		"unknown nested key, agent":    {"agent", append(slices.Clone(needed), "lend.headrom.cpu=1"), "headrom"},
 		"no cluster ID":                {"agent", needed[1:], "clusterID is required"},

@@ -72,7 +72,7 @@ type Permission struct {
 	Unknown string
 }
 
-// Trial is a dry run of a new pod: whether it was steered, or why that is Unknown.
+// Trial is a dry run of a new pod: whether it was steered, or what else became of it.
 type Trial struct {
 	Namespace string
 	Steered   bool
@@ -290,7 +290,7 @@ func (s *status) called(name string, in *Installation, config *admissionv1.Webho
 		message += ", and pods answer for it"
 	}
 	if in.Trial != nil {
-		message += "; a dry run in namespace " + in.Trial.Namespace + " was refused: " + in.Trial.Unknown
+		message += "; a dry run in namespace " + in.Trial.Namespace + " " + in.Trial.Unknown
 	}
 	s.step(name, explain.OK, message)
 }

@@ -129,7 +129,7 @@ func TestWebhook(t *testing.T) {
 		"pods that do not steer": {func(in *health.Installation) { in.Trial = &health.Trial{Namespace: "shop"} }, explain.Failed, "new pods stay with the default scheduler"},
 		"no dry run": {func(in *health.Installation) {
 			url(in)
-			in.Trial = &health.Trial{Namespace: "shop", Unknown: "exceeded quota"}
+			in.Trial = &health.Trial{Namespace: "shop", Unknown: "was refused: exceeded quota"}
 		}, explain.OK, "a dry run in namespace shop was refused: exceeded quota"},
 	} {
 		in := installed(t)

@@ -32,9 +32,12 @@ func Steering(ctx context.Context, c client.Client, webhook *admissionv1.Mutatin
 				AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}}},
 		}}
 		if err := c.Create(ctx, pod, client.DryRunAll); err != nil {
-			trial.Unknown = err.Error()
+			trial.Unknown = "was refused: " + err.Error()
 		}
 		trial.Steered = explain.Steered(pod)
+		if name := pod.Spec.SchedulerName; !trial.Steered && name != "" && name != corev1.DefaultSchedulerName {
+			trial.Unknown = "was given schedulerName " + name + " by another webhook"
+		}
 		return trial
 	}
 	return nil

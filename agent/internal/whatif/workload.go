@@ -83,11 +83,13 @@ func (w *Workload) template(object *unstructured.Unstructured) (map[string]any, 
 	if _, pods, _ := unstructured.NestedSlice(template, "spec", "containers"); !found || !pods {
 		return nil, nil
 	}
+	group := object.GroupVersionKind().Group
+	builtIn := group == "apps" || group == "batch" // elsewhere, these fields may be something else
 	count := int64(1)
 	for _, field := range []string{"replicas", "parallelism", "completions"} {
 		n, found, err := unstructured.NestedInt64(spec, field)
 		switch {
-		case err != nil && spec[field] != nil:
+		case err != nil && spec[field] != nil && builtIn:
 			return nil, fmt.Errorf("%s must be a whole number", field)
 		case found && field == "completions":
 			count = min(count, n)

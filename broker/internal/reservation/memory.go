@@ -79,7 +79,7 @@ func (r *Reconciler) rememberImpossible(name string, impossible bool) {
 }
 
 // impossibleNames lists up to maxRetried of the Reservations that rememberImpossible has
-// recorded, others each time. All are tried again after a while.
+// recorded, by chance. All are tried again after a while.
 func (r *Reconciler) impossibleNames() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
