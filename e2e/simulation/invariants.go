@@ -499,11 +499,14 @@ func (w *world) idle() string {
 			}
 			var room int64
 			for _, provider := range w.providersFor(c.id) {
+				if spreads(r) && !w.hasFewest(held, r, provider.id, c.id) {
+					continue
+				}
 				room += max(provider.capacity-int64(len(provider.localPods()))-w.account(provider).taken(), 0)
 			}
 			// A gang needs as much as it lacks, and that may be kept free for it.
 			_, least := pods(r)
-			if room >= max(least-accepted(r), 1) && !held.gangsBefore(r) {
+			if room >= max(least-accepted(r), 1) && !held.ahead(r) {
 				return fmt.Sprintf("Reservation %s of %s waits (%s), and there are %d free CPUs", r.Name, c.id, conditions(r), room)
 			}
 		}

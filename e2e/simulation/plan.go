@@ -440,6 +440,9 @@ func (w *world) request(c *cluster, name string, count int32, variant int) {
 	if variant/32%4 == 3 {
 		r.Spec.MinAvailable = count
 	}
+	if variant/128%16 == 15 {
+		r.Spec.Placement = &broker.Placement{Spread: &broker.Spread{Over: broker.SpreadOverCluster, MaxSkew: 1}}
+	}
 	if variant%6 == 0 {
 		r.Spec.Duration = &metav1.Duration{Duration: 10 * time.Minute}
 	}

@@ -99,6 +99,9 @@ func (w *world) providersFor(consumer string) []*cluster {
 // delays reports whether what another one was granted is missing for a Reservation that
 // waits: it could be placed if nothing was held for others, and what is free is too little.
 func (w *world) delays(h *holdings, r *broker.Reservation) bool {
+	if spreads(r) {
+		return false // it may be unable to use what is free
+	}
 	requested, least := pods(r)
 	var room, free int64
 	for _, c := range w.providersFor(r.Spec.RequesterID) {
@@ -172,11 +175,29 @@ func (w *world) partOfGang() string {
 	return ""
 }
 
-// gangsBefore reports whether a gang waits for which capacity may be kept free before a
-// consumer's Reservation.
-func (h *holdings) gangsBefore(of *broker.Reservation) bool {
+// spreads reports whether a Reservation is divided among clusters.
+func spreads(r *broker.Reservation) bool {
+	return r.Spec.Placement != nil && r.Spec.Placement.Spread != nil
+}
+
+// hasFewest reports whether a consumer's Reservation with a spread has no more pods at a cluster than at
+// any other one that could provide for it: then it may get one there.
+func (w *world) hasFewest(h *holdings, of *broker.Reservation, at, consumer string) bool {
+	for uid, r := range h.reservations {
+		if strings.HasSuffix(r.Name, string(of.UID)) {
+			return !slices.ContainsFunc(w.providersFor(consumer), func(c *cluster) bool {
+				return h.promised[holdKey{uid, c.id}] < h.promised[holdKey{uid, at}]
+			})
+		}
+	}
+	return false
+}
+
+// ahead reports whether a gang or a Reservation with a spread waits for which capacity may be kept free
+// before a consumer's Reservation.
+func (h *holdings) ahead(of *broker.Reservation) bool {
 	for _, r := range h.reservations {
-		if _, least := pods(r); least > 0 && h.waits(r) && r.Spec.Priority >= of.Spec.Priority && !strings.HasSuffix(r.Name, string(of.UID)) {
+		if _, least := pods(r); (least > 0 || spreads(r)) && h.waits(r) && r.Spec.Priority >= of.Spec.Priority && !strings.HasSuffix(r.Name, string(of.UID)) {
 			return true
 		}
 	}
