@@ -44,8 +44,8 @@ type Request struct {
 	Records map[string]answers.Record
 	// Providers are the clusters that provide for the Reservation already.
 	Providers []string
-	// Held are the pods of the Reservation that each provider holds. Only of use with a spread.
-	Held map[string]int32
+	// Held is what each provider holds for the Reservation. Only of use with a spread.
+	Held map[string]broker.HeldCapacity
 	// Rejected are the providers that must not be chosen now, and why: they refused such
 	// a request, or do not answer.
 	Rejected map[string]capacity.Rejection

@@ -110,6 +110,9 @@ func (c *claimant) couldTake(e *entry) broker.HeldCapacity {
 	}
 	e.prepare()
 	unallocated := e.account.Allocatable.Minus(e.account.Allocated, 1)
+	if held, holds := c.request.Held[e.spec.ClusterID]; holds && c.spread != nil { // what it holds itself stays
+		unallocated = unallocated.Minus(capacity.Ceil(held.Totals.List()), 1)
+	}
 	if slices.ContainsFunc(e.spec.ObservedHolds, func(o broker.ObservedHold) bool { return o.Pods > 0 }) {
 		return c.couldTakeOf(e.spec, unallocated)
 	}

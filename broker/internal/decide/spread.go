@@ -18,7 +18,11 @@ func newDivision(request *Request, entries []*entry) *spread.Division {
 	for _, e := range entries {
 		clusters = append(clusters, e.spec)
 	}
-	return spread.New(request.Placement.Spread, clusters, request.Held)
+	held := map[string]int32{}
+	for cluster, amount := range request.Held {
+		held[cluster] = amount.Pods()
+	}
+	return spread.New(request.Placement.Spread, clusters, held)
 }
 
 // share limits each offer to what its domain is filled with.
@@ -58,26 +62,27 @@ func (s *search) share() {
 }
 
 // mayChoose reports whether a cluster may be chosen, or could be but for what it answered to other
-// attempts, or the size of its ledger.
+// attempts, the size of its ledger, or that it has not been heard of late: a new leader has heard none.
 func (s *search) mayChoose(i int) bool {
 	rejection, rejected := s.request.Rejected[s.id(i)]
-	if s.offers[i].packed || !rejected || rejection.Reason == ReasonUnreachable || rejection.Reason == answers.ReasonUnusable {
-		return s.offers[i].packed
+	active, fresh := s.activity(s.id(i))
+	switch {
+	case s.offers[i].packed:
+		return true
+	case !active, fresh && !rejected, rejected && (rejection.Reason == ReasonUnreachable || rejection.Reason == answers.ReasonUnusable):
+		return false
 	}
-	all := s.request.Rejected
-	s.request.Rejected = nil
+	all, activity := s.request.Rejected, s.activity
+	s.request.Rejected, s.activity = nil, Activity(nil).of
 	reason := s.filter(s.entries[i])
-	s.request.Rejected = all
+	s.request.Rejected, s.activity = all, activity
 	return reason == ""
 }
 
 // hasNodes reports whether a cluster has nodes for some of the pods, however full they are.
 func (s *search) hasNodes(i int) bool {
-	spec := s.entries[i].spec
-	allocatable := capacity.Floor(spec.Resources.Allocatable.List())
 	return s.offers[i].fits > 0 || slices.ContainsFunc(s.request.Want.PodSets, func(set broker.PodSet) bool {
-		return capacity.Ceil(set.Requests.List()).FitsIn(allocatable) > 0 &&
-			slices.ContainsFunc(capacity.ClassesOf(spec), func(class broker.NodeClass) bool { return capacity.Matches(&class, set) })
+		return slices.ContainsFunc(capacity.ClassesOf(s.entries[i].spec), func(class broker.NodeClass) bool { return capacity.MayRun(&class, &set) })
 	})
 }
 
@@ -129,23 +134,24 @@ func (s Snapshot) shares(request *Request, rejected map[string]capacity.Rejectio
 	if division == nil {
 		return nil, 0
 	}
-	// What it holds itself stays: it is part of what a cluster could take, and not of what is wanted.
-	with := *request
-	sets := slices.Clone(request.Want.PodSets)
-	for _, held := range request.Held {
-		for i := range sets {
-			sets[i].Count += held
-		}
+	c := newClaimant(request, s.catalog)
+	c.spread, c.entries, c.offers, c.request.Rejected = division, s.entries, make([]offer, len(s.entries)), rejected
+	c.activity = func(cluster string) (active, fresh bool) {
+		active, _ = s.activity.of(cluster)
+		return active, active
 	}
-	with.Want = capacity.OfPodSets(sets)
-	c := newClaimant(&with, s.catalog)
-	c.request.Want = request.Want
-	c.spread, c.entries, c.offers, c.activity, c.request.Rejected = division, s.entries, make([]offer, len(s.entries)), s.activity.of, rejected
 	for i, e := range s.entries {
 		if c.filter(e) == "" {
-			c.offers[i] = offer{packed: true, fits: max(int64(c.couldTake(e).Pods()-request.Held[e.spec.ClusterID]), 0)}
+			c.offers[i] = offer{packed: true, fits: int64(c.couldTake(e).Pods())}
 		}
 	}
 	c.share()
-	return c.offers, division.Takes()
+	var most []int
+	for _, o := range c.offers {
+		most = insert(most, int(o.pods), MaxProviders, func(a, b int) int { return b - a })
+	}
+	for _, pods := range most {
+		all += int64(pods)
+	}
+	return c.offers, min(all, division.Takes())
 }

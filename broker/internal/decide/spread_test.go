@@ -33,6 +33,15 @@ func spread(over string, maxSkew int32) func(*decide.Request) {
 	}
 }
 
+// heldPods are so many pods of one CPU at each of clusters.
+func heldPods(clusters ...any) map[string]broker.HeldCapacity {
+	held := map[string]broker.HeldCapacity{}
+	for i := 0; i < len(clusters); i += 2 {
+		held[clusters[i].(string)] = pods(int32(clusters[i+1].(int)), "cpu=1").Want
+	}
+	return held
+}
+
 // divide splits a request. The clusters that refuse have a full ledger.
 func divide(request decide.Request, clusters []oracleCluster, refuse ...string) (pods map[string]int32, missing broker.HeldCapacity, decision broker.Decision) {
 	parts, missing, decision := decide.Split(request, snapshotOf(clusters), func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
@@ -130,6 +139,24 @@ var spreadCases = map[string]spreadCase{
 		clusters: []oracleCluster{places("bern", 9), places("reno", 9)},
 		want:     map[string]int32{"bern": 1},
 	},
+	"one has not been heard yet": {
+		reason: "It counts as full: all are to be heard by a broker that has started.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 9, func(c *oracleCluster) { c.Fresh = false })},
+		want:     map[string]int32{"bern": 1},
+	},
+	"one that is excluded has not been heard": {
+		reason: "It does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Placement.ExcludeClusters = []string{"reno"} }},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 9, func(c *oracleCluster) { c.Fresh = false })},
+		want:     map[string]int32{"bern": 4},
+	},
+	"one has nodes that are too small": {
+		reason: "It does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1)},
+		clusters: []oracleCluster{places("bern", 9), places("reno", 0, class(func(c *broker.NodeClass) { small := amounts("cpu=500m"); c.LargestNode = &small }))},
+		want:     map[string]int32{"bern": 4},
+	},
 	"one cannot be used by the consumer": {
 		reason: "It does not count.",
 		pods:   4, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) {
@@ -140,7 +167,7 @@ var spreadCases = map[string]spreadCase{
 	},
 	"growth": {
 		reason: "What it holds counts, and is not moved.",
-		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Held = map[string]int32{"bern": 5, "oslo": 1} }},
+		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Held = heldPods("bern", 5, "oslo", 1) }},
 		clusters: []oracleCluster{places("bern", 9), places("oslo", 9), places("reno", 9)},
 		want:     map[string]int32{"oslo": 1, "reno": 2},
 	},
@@ -214,14 +241,14 @@ func TestSpreadIsExplained(t *testing.T) {
 func TestSpreadKeepsFree(t *testing.T) {
 	for name, c := range map[string]struct {
 		pods, gang int32
-		held       map[string]int32
+		held       map[string]broker.HeldCapacity
 		us         oracleCluster
 		// want is how many pods another one gets in the eu, of 9.
 		want  int32
 		could bool
 	}{
 		"others fill the us":                  {pods: 4, us: cluster("reno", totals("cpu=9", ""), shapes(1, "cpu=9", 100), holds("oslo", 9, "cpu=1")), want: 7, could: true},
-		"the us is too small":                 {pods: 1, held: map[string]int32{"bern": 2, "reno": 1}, us: cluster("reno", totals("cpu=1", ""), shapes(1, "cpu=1", 100), holds("rome", 1, "cpu=1")), want: 9},
+		"the us is too small":                 {pods: 1, held: heldPods("bern", 2, "reno", 1), us: cluster("reno", totals("cpu=1", ""), shapes(1, "cpu=1", 100), holds("rome", 1, "cpu=1")), want: 9},
 		"a gang that the us is too small for": {pods: 4, gang: 4, us: places("reno", 1, at("us", ""), totals("cpu=1", "")), want: 7},
 		"a part":                              {pods: 4, gang: 3, us: places("reno", 1, at("us", ""), totals("cpu=1", "")), want: 7, could: true},
 	} {
@@ -248,14 +275,14 @@ func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) 
 	if w.of("shapes", "one", "two") == "two" {
 		sets = append(sets, broker.PodSet{Name: "large", Count: rapid.Int32Range(1, 5).Draw(t, "large"), Requests: amounts("cpu=2")})
 	}
-	request = decide.Request{Requester: "rome", Want: capacity.OfPodSets(sets), Held: map[string]int32{}, Rejected: map[string]capacity.Rejection{}}
+	request = decide.Request{Requester: "rome", Want: capacity.OfPodSets(sets), Held: map[string]broker.HeldCapacity{}, Rejected: map[string]capacity.Rejection{}}
 	spread(w.of("over", "cluster", "zone", "region"), rapid.Int32Range(1, 3).Draw(t, "max skew"))(&request)
 	for i := range rapid.IntRange(1, 6).Draw(t, "clusters") {
 		c := places(fmt.Sprintf("c%02d", i), rapid.IntRange(0, 20).Draw(t, "room"), at(w.of("region", "eu", "us", "asia", ""), w.of("zone", "a", "b", "c", "")))
 		id := c.Spec.ClusterID
 		switch w.of("state", "well", "well", "well", "well", "held", "held", "small nodes", "tainted", "silent", "refused", "unreachable", "excluded") {
 		case "held":
-			request.Held[id] = rapid.Int32Range(0, 4).Draw(t, "held")
+			request.Held[id] = heldPods(id, int(rapid.Int32Range(0, 4).Draw(t, "held")))[id]
 		case "small nodes":
 			shapes(rapid.Int32Range(0, 6).Draw(t, "nodes"), "cpu=1", 9)(&c)
 		case "tainted":
@@ -281,6 +308,26 @@ func counts(request decide.Request, c *oracleCluster) bool {
 	return filter(&request, c) == nil && len(c.Spec.NodeClasses[0].Taints) == 0
 }
 
+// TestSpreadOfTwoShapes: what fits beside what a Reservation holds itself could be taken, whatever its shapes
+// are; and what more clusters than the maximum would have to take could not.
+func TestSpreadOfTwoShapes(t *testing.T) {
+	request := decide.Request{Requester: "rome", Held: heldPods("bern", 8, "oslo", 8), Want: capacity.OfPodSets([]broker.PodSet{
+		{Name: "large", Count: 1, Requests: amounts("cpu=4")}, {Name: "small", Count: 2, Requests: amounts("cpu=1")}})}
+	spread("cluster", 5)(&request)
+	snapshot := snapshotOf([]oracleCluster{places("bern", 16), places("oslo", 16)})
+	if !snapshot.CouldTake(request, 3) {
+		t.Error("three pods could not be taken beside 8 CPU of 16 at each of two clusters")
+	}
+	var clusters []oracleCluster
+	for i := range decide.MaxProviders + 10 {
+		clusters = append(clusters, places(fmt.Sprintf("c%02d", i), 1))
+	}
+	gang := with(pods(decide.MaxProviders+10, "cpu=1"), spread("cluster", 1))
+	if snapshot := snapshotOf(clusters); snapshot.CouldTake(gang, decide.MaxProviders+10) || !snapshot.CouldTake(gang, decide.MaxProviders) {
+		t.Error("one pod at each provider is not what all could take")
+	}
+}
+
 // TestSpreadBound: no domain gets pods that make it differ by more than maxSkew from one that counts;
 // pods of one shape wait only where one more would; and where none wait, no domain could take one of another.
 func TestSpreadBound(t *testing.T) {
@@ -295,7 +342,7 @@ func TestSpreadBound(t *testing.T) {
 		held, grew := map[string]int32{}, map[string]bool{}
 		for i := range clusters {
 			id, name := clusters[i].Spec.ClusterID, domain(&clusters[i])
-			held[name] += request.Held[id] + got[id]
+			held[name] += request.Held[id].Pods() + got[id]
 			grew[name] = grew[name] || got[id] > 0
 		}
 		least := int32(math.MaxInt32)

@@ -268,7 +268,7 @@ func rejectionOf(err error) *capacity.Rejection {
 func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decide.Snapshot) {
 	request, snapshot := in.placement()
 	request.Rejected = in.rejected(p)
-	request.Held = in.podsHeld()
+	request.Held = in.heldAt()
 	for _, h := range in.Holds() {
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
@@ -338,13 +338,13 @@ func (in Input) placement() (decide.Request, decide.Snapshot) {
 	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
 }
 
-// podsHeld are the pods on which the Reservation can count at each provider.
-func (in Input) podsHeld() map[string]int32 {
-	pods := map[string]int32{}
+// heldAt is that on which the Reservation can count at each provider.
+func (in Input) heldAt() map[string]broker.HeldCapacity {
+	held := map[string]broker.HeldCapacity{}
 	for _, h := range in.Holds() {
-		pods[h.Cluster] = in.reliable(h).Pods()
+		held[h.Cluster] = in.reliable(h)
 	}
-	return pods
+	return held
 }
 
 // regionOf is the region that a cluster states.

@@ -26,7 +26,7 @@ func (in Input) Entry() queue.Entry {
 			Placement: r.Spec.Placement,
 			Budget:    r.Spec.Budget,
 			Providers: in.providers(),
-			Held:      in.podsHeld(),
+			Held:      in.heldAt(),
 			Want:      capacity.Sub(in.Requested(), in.allocated()),
 
 			ExchangeRates: in.Settings.ExchangeRates,
