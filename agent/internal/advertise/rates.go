@@ -75,7 +75,7 @@ func (r *Rate) complete() (err error) {
 	if r.selector, err = labels.ValidatedSelectorFromSet(r.NodeSelector); err != nil {
 		return fmt.Errorf("the nodeSelector is not valid: %w", err)
 	}
-	if r.zone, err = time.LoadLocation(r.TimeZone); err != nil || r.TimeZone == time.Local.String() {
+	if r.zone, err = time.LoadLocation(r.TimeZone); err != nil || r.TimeZone == "Local" {
 		return fmt.Errorf("the time zone %q is unknown: use a name of the IANA database, such as Europe/Paris", r.TimeZone)
 	}
 	if r.From != "" || r.To != "" {

@@ -123,6 +123,19 @@ func TestInvalidRates(t *testing.T) {
 	}
 }
 
+// TestMachineInUTC: its zone has the name of one of the IANA database.
+func TestMachineInUTC(t *testing.T) {
+	local := time.Local
+	t.Cleanup(func() { time.Local = local })
+	time.Local = time.UTC
+	for name, want := range map[string]string{"UTC": "", "Local": `the time zone "Local" is unknown`} {
+		_, err := advertise.ParseRates(`[{timeZone: ` + name + `, cpu: "1"}]`)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("want an error with %q, got %v", want, err)
+		}
+	}
+}
+
 // TestRatesBeginAndEnd: the advertisement has the prices of the time of its beat, of all nodes and of
 // those with prices of their own.
 func TestRatesBeginAndEnd(t *testing.T) {
