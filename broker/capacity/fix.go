@@ -13,7 +13,7 @@ var remedies = []struct {
 	reasons []string
 }{
 	{"Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
-	{"Wait for room where the message says, add nodes there, raise maxSkew of placement.spread, or exclude the clusters there.", []string{"ShareLimited"}},
+	{"Wait for room where the message says, or add nodes there. Or raise maxSkew of placement.spread, or exclude the clusters there (placement.excludeClusters).", []string{"ShareLimited"}},
 	{"Wait: the broker asks the providers again. Or correct what they say.", []string{"Refused", "NotAnswering", "Unusable"}},
 	{"Raise the budget of the OverflowPolicy, or wait for a lower price.", []string{"OverBudget", "PriceUnknown"}},
 	{"Request capacity for fewer pods, or larger providers.", []string{"TooManyProviders"}},
@@ -22,7 +22,7 @@ var remedies = []struct {
 	{"Let this cluster reach the provider's API server: see Network in charts/README.md.", []string{"Unreachable"}},
 	{"Check the agent of that cluster, and that it reaches the broker.", []string{"AdvertisementTooOld", "ClusterInactive"}},
 	{"Let the placement of the OverflowPolicy allow that cluster.", []string{"Excluded", "OtherZone", "OtherRegion"}},
-	{"Let that cluster's agent state its zone and region (values zone and region), or spread the pods over clusters.", []string{"NoDomain"}},
+	{"Let that cluster's agent state its zone and region (values zone and region), or change placement.spread to divide the pods over clusters.", []string{"NoDomain"}},
 	{"Correct or remove targetClusterID.", []string{"PinnedElsewhere"}},
 	{"Ask its administrator to lend to this cluster (lend.enabled, lend.consumers).", []string{ReasonConsumerNotAdmitted, ReasonLendingDisabled}},
 }

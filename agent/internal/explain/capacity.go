@@ -260,7 +260,7 @@ func (w *walk) fixRejections(decision *broker.Decision) *Fix {
 			return w.restrict(fix)
 		case capacity.ReasonNoMatchingNodes:
 			return fix
-		case "OverBudget", "PriceUnknown", "Excluded", "OtherRegion", "OtherZone":
+		case "OverBudget", "PriceUnknown", "Excluded", "OtherRegion", "OtherZone", "ShareLimited", "NoDomain":
 			return w.otherTerms(fix, r.Reason)
 		case reasonUnusable:
 			if w.usableAgain(&r) != "" {
@@ -289,14 +289,19 @@ func (w *walk) otherTerms(fix *Fix, reason string) *Fix {
 		if p := w.Policy(); p != nil {
 			policy = "overflowpolicy " + p.Name
 		}
-		fix.Message += " After a change, delete the Reservation, which keeps the terms that it was created with: capacity is requested again for pods that wait."
+		fix.Message += " After a change of the policy, delete the Reservation, which keeps the terms that it was created with: capacity is requested again for pods that wait."
 		fix.Commands = append([]string{"kubectl edit " + policy}, fix.Commands...)
 		return fix
 	}
-	fix.Message = fmt.Sprintf("Its own spec.placement cannot be changed: delete Reservation %s, and create it again with another one.", w.r.Name)
-	if reason == "OverBudget" || reason == "PriceUnknown" {
-		fix.Message = fmt.Sprintf("Its own spec.budget cannot be changed: delete Reservation %s, and create it again with a higher one; or wait for a lower price.", w.r.Name)
+	own := fmt.Sprintf("Its own spec.placement cannot be changed: delete Reservation %s, and create it again with another one.", w.r.Name)
+	switch reason {
+	case "OverBudget", "PriceUnknown":
+		own = fmt.Sprintf("Its own spec.budget cannot be changed: delete Reservation %s, and create it again with a higher one; or wait for a lower price.", w.r.Name)
+	case "ShareLimited", "NoDomain":
+		// Providers can also mend it.
+		own = fix.Message + " " + own
 	}
+	fix.Message = own
 	return fix
 }
 

@@ -97,6 +97,12 @@ func insufficient(cluster, requested, available string) broker.ClusterRejection 
 
 var overBudget = broker.ClusterRejection{Cluster: "paris", Reason: "OverBudget", Message: "The price is 1.50 EUR per hour, and the budget is 1 EUR."}
 
+// shareLimited and noDomain are clusters that get no pods of a spread over regions.
+var (
+	shareLimited = broker.ClusterRejection{Cluster: "paris", Reason: "ShareLimited", Message: "placement.spread allows 2 of the pods in region eu, which has 2: region us has room for no more, and maxSkew is 1."}
+	noDomain     = broker.ClusterRejection{Cluster: "oslo", Reason: "NoDomain", Message: "The cluster states no region, over which placement.spread divides the pods."}
+)
+
 // inParis binds the pod to the virtual node.
 func inParis(o *explain.Observed) {
 	asked(o, 3, granted(3))
@@ -256,6 +262,19 @@ var situations = map[string]func(*explain.Observed){
 		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}, Spec: broker.OverflowPolicySpec{Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"}}}}
 		asked(o, 3, queued(1, overBudget)).Spec.Budget = o.Policies[0].Spec.Budget
 	},
+	"spread": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}}}
+		asked(o, 3, queued(1, shareLimited, noDomain))
+	},
+	"no-domain": func(o *explain.Observed) {
+		o.Policies = []broker.OverflowPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "team-shop"}}}
+		asked(o, 3, queued(1, noDomain))
+	},
+	"own-spread": func(o *explain.Observed) {
+		r := asked(o, 3, queued(1, shareLimited))
+		r.Name, r.Labels = "warm", nil
+		o.Asked, o.Pod = explain.Object{Kind: "Reservation", Namespace: "shop", Name: "warm"}, nil
+	},
 	"hostile": func(o *explain.Observed) {
 		asked(o, 3, queued(1, broker.ClusterRejection{Cluster: "pa\x1b[31mris", Reason: "Refused\r\n", Message: "\x1b]0;owned\x07 \u202e" + strings.Repeat("x\x9b", 4000)}))
 	},
@@ -308,6 +327,9 @@ func TestFixes(t *testing.T) {
 		"pod-security":    {explain.OutcomeWaiting, `"runAsNonRoot":true`, true},
 		"own-budget":      {explain.OutcomeWaiting, "kubectl -n shop delete reservation warm", true},
 		"budget":          {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
+		"spread":          {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
+		"no-domain":       {explain.OutcomeWaiting, "kubectl edit overflowpolicy team-shop\nkubectl -n shop delete reservation web-1a2b3c4d", true},
+		"own-spread":      {explain.OutcomeWaiting, "kubectl -n shop delete reservation warm", true},
 		"cordoned":        {explain.OutcomeBlocked, "kubectl uncordon", true},
 		"failed":          {explain.OutcomeBlocked, "delete reservation", true},
 		"gang-incomplete": {outcome: explain.OutcomeBlocked, fix: ""},
