@@ -252,6 +252,7 @@ func TestMistakesAreRejected(t *testing.T) {
 		"an hour that is none":         {"agent", append(slices.Clone(needed), "cost.rates[0].from=24:00", "cost.rates[0].to=06:00"), "/cost/rates/0/from"},
 		"a rate without an end":        {"agent", append(slices.Clone(needed), "cost.rates[0].from=22:00"), "/cost/rates/0"},
 		"a selector that is none":      {"agent", append(slices.Clone(needed), "cost.rates[0].nodeSelector=spot"), "/cost/rates/0/nodeSelector"},
+		"a rate of one node":           {"agent", append(slices.Clone(needed), `cost.rates[0].nodeSelector.kubernetes\.io/hostname=w1`), "/cost/rates/0/nodeSelector/kubernetes.io~1hostname"},
 		"more than a day to leave":     {"agent", append(slices.Clone(needed), "lend.leaveWithin=24h1ms"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 		"many days to leave":           {"agent", append(slices.Clone(needed), "lend.leaveWithin=99999999h"), "lend.leaveWithin must be greater than 0 and at most 24h"},
 		"a headroom of no amount":      {"agent", append(slices.Clone(needed), "lend.headroom.cpu=lots"), "/lend/headroom/cpu"},

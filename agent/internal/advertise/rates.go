@@ -8,6 +8,7 @@ import (
 	// The agent's image has no time zones.
 	_ "time/tzdata"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
@@ -74,6 +75,9 @@ func ParseRates(text string) (rates []Rate, err error) {
 func (r *Rate) complete() (err error) {
 	if r.selector, err = labels.ValidatedSelectorFromSet(r.NodeSelector); err != nil {
 		return fmt.Errorf("the nodeSelector is not valid: %w", err)
+	}
+	if _, named := r.NodeSelector[corev1.LabelHostname]; named {
+		return fmt.Errorf("the nodeSelector has %s, which names single nodes: use a label of the nodes that cost the same", corev1.LabelHostname)
 	}
 	if r.zone, err = time.LoadLocation(r.TimeZone); err != nil || r.TimeZone == "Local" {
 		return fmt.Errorf("the time zone %q is unknown: use a name of the IANA database, such as Europe/Paris", r.TimeZone)

@@ -113,6 +113,7 @@ func TestInvalidRates(t *testing.T) {
 		"no duration":           {`[{from: "22:00", to: "22:00", cpu: "1"}]`, "from and to are both 22:00: set neither for all day"},
 		"an unknown day":        {`[{days: [Monday], cpu: "1"}]`, `the day "Monday" is not one of Mon, Tue`},
 		"no label":              {`[{nodeSelector: {"a b": c}, cpu: "1"}]`, "the nodeSelector is not valid"},
+		"a node's name":         {`[{nodeSelector: {kubernetes.io/hostname: w1}, cpu: "1"}]`, "the nodeSelector has kubernetes.io/hostname, which names single nodes: use a label"},
 		"all that is wrong":     {`[{days: [never], cpu: "1"}, {timeZone: Mars, cpu: "1"}]`, "rate 2: the time zone"},
 	} {
 		t.Run(name, func(t *testing.T) {
