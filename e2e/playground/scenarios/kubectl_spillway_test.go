@@ -53,7 +53,7 @@ func TestKubectlSpillway(t *testing.T) {
 	says("the plugin explains a pod that waits", "rome", []string{"explain", "pod/second", "-n", ns},
 		"✓ Home          it fits no node of this cluster", "is queued as number 1", "✗ Providers     None of 2 clusters can take it: InsufficientCapacity",
 		"requested 700m, available 400m", "Fix: Wait")
-	says("all is well in rome", "rome", []string{"status"}, "Cluster rome", "spillway-scheduler: ", "the broker heard from this cluster", "paris: node spillway-paris has cpu 600m", "1 waiting for capacity", "All is well.")
+	says("all is well in rome", "rome", []string{"status"}, "Cluster rome", "spillway-scheduler: ", "the broker heard from this cluster", "paris: node spillway-paris has cpu 600m", "1 have capacity, 1 wait for it", "All is well.")
 	says("all is well in the hub", "hub", []string{"status"}, "3 of 3 clusters active", "All is well.")
 	says("rome knows what it has in paris", "rome", []string{"clusters"}, "paris ", " Ready ", "600m 16Mi")
 	says("the hub shows what is lent", "hub", []string{"top", "--once"}, "paris", "rome")
