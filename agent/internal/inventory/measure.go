@@ -47,14 +47,14 @@ func (t *Terms) costOf(of map[string]string) *broker.Cost {
 
 // measure computes the advertisement of eligible nodes and what uses them.
 // selectionCarried is whether guests keep the node selector of their pods.
-func measure(eligible []*corev1.Node, usageOf func(node string) *usage, selectionCarried bool, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
-	nodes := freeNodes(eligible, usageOf, terms.Headroom)
+func measure(eligible []*corev1.Node, usages map[string]*usage, selectionCarried bool, terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
+	nodes := freeNodes(eligible, usages, terms.Headroom)
 	total, allocatable, allocated := corev1.ResourceList{}, corev1.ResourceList{}, corev1.ResourceList{}
 	used, guests := map[string]corev1.ResourceList{}, map[string]int32{}
 	for _, n := range nodes {
 		broker.AddTo(total, n.Status.Capacity)
 		broker.AddTo(allocatable, n.Status.Allocatable)
-		if u := usageOf(n.Name); u != nil {
+		if u := usages[n.Name]; u != nil {
 			broker.AddTo(allocated, u.local.requests)
 			for consumer, share := range u.guests {
 				used[consumer] = broker.AddTo(used[consumer], share.requests)

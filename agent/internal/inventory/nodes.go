@@ -83,7 +83,7 @@ func slots(nodes []node) []capacity.Slot {
 // freeNodes are eligible nodes with what is free, sorted by name. The headroom is taken
 // from the nodes with most free capacity, so that no shape contains it; from nodes with
 // a NoSchedule or NoExecute taint only if the others do not have it.
-func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom corev1.ResourceList) []node {
+func freeNodes(eligible []*corev1.Node, used map[string]*usage, headroom corev1.ResourceList) []node {
 	nodes := make([]node, 0, len(eligible))
 	for _, n := range eligible {
 		free := corev1.ResourceList{}
@@ -93,7 +93,7 @@ func freeNodes(eligible []*corev1.Node, used func(name string) *usage, headroom 
 				free[name] = amount.DeepCopy()
 			}
 		}
-		u := used(n.Name)
+		u := used[n.Name]
 		var guestRequests corev1.ResourceList
 		take := func(s share) {
 			pods -= int64(s.pods)

@@ -26,7 +26,7 @@ func (c *Cluster) GuestOf(pod *corev1.Pod) (consumer string, ok bool) {
 }
 
 // usage returns the eligible nodes and what pods use of them.
-func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usage) {
+func (c *Cluster) usage() (eligible []*corev1.Node, used map[string]*usage) {
 	byNode := map[string]*usage{}
 	for _, n := range c.Nodes {
 		if c.Recognizer.Eligible(n) {
@@ -42,7 +42,7 @@ func (c *Cluster) usage() (eligible []*corev1.Node, used func(node string) *usag
 			u.add(consumer, Requests(pod), 1)
 		}
 	}
-	return eligible, func(node string) *usage { return byNode[node] }
+	return eligible, byNode
 }
 
 // Slots are the eligible nodes, sorted by name, each a slot of its own with the

@@ -306,13 +306,11 @@ func (t *Tracker) eligible() []*corev1.Node {
 	return out
 }
 
-func (t *Tracker) usageOf(node string) *usage { return t.used[node] }
-
 // Measure computes the cluster's advertisement.
 func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.ClusterAdvertisementSpec {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return measure(t.eligible(), t.usageOf, !t.recognizer.DropsSelection, terms, now, sequence)
+	return measure(t.eligible(), t.used, !t.recognizer.DropsSelection, terms, now, sequence)
 }
 
 // Slots are the eligible nodes less a headroom, sorted by name, each a slot of its own with the
@@ -320,7 +318,7 @@ func (t *Tracker) Measure(terms Terms, now time.Time, sequence int64) broker.Clu
 func (t *Tracker) Slots(headroom corev1.ResourceList) []capacity.Slot {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slots(freeNodes(t.eligible(), t.usageOf, headroom))
+	return slots(freeNodes(t.eligible(), t.used, headroom))
 }
 
 // Guests returns the guests of each consumer, sorted by the pods' names. Those on a node that is

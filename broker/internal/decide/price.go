@@ -5,7 +5,6 @@ import (
 	"math/big"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -28,7 +27,7 @@ func Price(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat,
 		if !ok {
 			return nil, cost.Currency, false
 		}
-		units := new(big.Rat).Quo(exact(quantity), new(big.Rat).SetInt64(unit))
+		units := new(big.Rat).Quo(ledger.Exact(quantity), new(big.Rat).SetInt64(unit))
 		price.Add(price, rate.Mul(rate, units))
 	}
 	return price, cost.Currency, true
@@ -55,16 +54,6 @@ func unitCost(cost *broker.Cost, name corev1.ResourceName) (price string, unit i
 	default:
 		return "", 1
 	}
-}
-
-// exact is a quantity as a number without rounding.
-func exact(q resource.Quantity) *big.Rat {
-	dec := q.AsDec()
-	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(dec.Scale(), -dec.Scale()))), nil)
-	if dec.Scale() < 0 {
-		return new(big.Rat).SetInt(scale.Mul(scale, dec.UnscaledBig()))
-	}
-	return new(big.Rat).SetFrac(dec.UnscaledBig(), scale)
 }
 
 // cost is what a cluster charges for what is requested.

@@ -118,7 +118,7 @@ func lock(locked *broker.Cost, held broker.HeldCapacity, present *broker.Cost, g
 
 // meanPrice is the mean of two prices by amount, rounded up to nine decimals.
 func meanPrice(was string, before resource.Quantity, is string, more resource.Quantity) string {
-	a, b := exact(before), exact(more)
+	a, b := Exact(before), Exact(more)
 	sum := new(big.Rat).Add(a, b)
 	switch {
 	case was == is || b.Sign() == 0:
@@ -142,8 +142,12 @@ func meanPrice(was string, before resource.Quantity, is string, more resource.Qu
 	return strings.TrimSuffix(strings.TrimRight(figure, "0"), ".")
 }
 
-// exact is a quantity as a number without rounding.
-func exact(q resource.Quantity) *big.Rat {
-	value, _ := new(big.Rat).SetString(q.AsDec().String())
-	return value
+// Exact is a quantity as a number without rounding.
+func Exact(q resource.Quantity) *big.Rat {
+	dec := q.AsDec()
+	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(dec.Scale(), -dec.Scale()))), nil)
+	if dec.Scale() < 0 {
+		return new(big.Rat).SetInt(scale.Mul(scale, dec.UnscaledBig()))
+	}
+	return new(big.Rat).SetFrac(dec.UnscaledBig(), scale)
 }
