@@ -298,6 +298,8 @@ type Group struct {
 	Member   *corev1.Pod
 	Count    int32
 	Requests corev1.ResourceList
+	// Waiting are all of the pods if they wait. They must not be changed.
+	Waiting []*corev1.Pod
 }
 
 // OnNode returns the groups on a virtual node.
@@ -310,7 +312,7 @@ func (x *Index) OnNode(node string) []Group {
 		for resource, amount := range g.requests {
 			requests[resource] = amount.DeepCopy()
 		}
-		out = append(out, Group{g.Key, g.member, int32(len(g.pods)), requests})
+		out = append(out, Group{Key: g.Key, Member: g.member, Count: int32(len(g.pods)), Requests: requests})
 	}
 	return out
 }
@@ -323,7 +325,11 @@ func (x *Index) candidatesWith(keys ...candidateKey) (out []Group) {
 		out = slices.Grow(out, len(x.candidates[key]))
 		for g := range x.candidates[key] {
 			if !slices.ContainsFunc(keys[:i], func(before candidateKey) bool { return x.candidates[before][g] }) {
-				out = append(out, Group{Key: g.Key, Member: g.member, Count: int32(len(g.pods))})
+				found := Group{Key: g.Key, Member: g.member, Count: int32(len(g.pods))}
+				if g.Use == Waits {
+					found.Waiting = g.list()
+				}
+				out = append(out, found)
 			}
 		}
 	}
@@ -339,6 +345,10 @@ func (x *Index) Members(key Key) []*corev1.Pod {
 	if g == nil {
 		return nil
 	}
+	return g.list()
+}
+
+func (g *group) list() []*corev1.Pod {
 	pods := make([]*corev1.Pod, 0, len(g.pods))
 	for _, p := range g.pods {
 		pods = append(pods, p.pod)

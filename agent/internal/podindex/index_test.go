@@ -119,6 +119,36 @@ func TestCandidates(t *testing.T) {
 	})
 }
 
+// TestServedByIsOfOneTime: a pod that is bound while owners are looked up waits, or runs, and does
+// not count as neither: its place would be given to another one.
+func TestServedByIsOfOneTime(t *testing.T) {
+	index, pods := New(broker.SchedulerName), map[string]*corev1.Pod{}
+	for _, name := range []string{"web-1", "web-2"} {
+		pods[name] = &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web", UID: "web", Controller: ptr.To(true)}}},
+			Spec:       corev1.PodSpec{SchedulerName: broker.SchedulerName},
+		}
+		index.Set(pods[name])
+	}
+	resolve := func(string, metav1.OwnerReference) (*metav1.OwnerReference, bool) {
+		bound := pods["web-1"].DeepCopy()
+		bound.Spec.NodeName = "spillway-paris"
+		index.Set(bound)
+		return nil, true
+	}
+	shape, _ := demand.ShapeOf(pods["web-1"])
+	var counted []string
+	for _, g := range index.ServedBy(&broker.Reservation{}, demand.Key{Namespace: "shop", OwnerUID: "web", Shape: shape}, true, resolve) {
+		for _, pod := range g.Waiting {
+			counted = append(counted, pod.Name)
+		}
+	}
+	slices.Sort(counted)
+	if want := []string{"web-1", "web-2"}; !slices.Equal(counted, want) || len(index.PodsOn("spillway-paris")) != 1 {
+		t.Errorf("%v wait, want %v; on the virtual node are %d pods, want 1", counted, want, len(index.PodsOn("spillway-paris")))
+	}
+}
+
 // What was observed of a single pod is still there after another version of it has come.
 func TestMembersOfSinglePod(t *testing.T) {
 	pod := func(version string) *corev1.Pod {

@@ -23,8 +23,8 @@ func (g Group) Pod(resolve demand.Resolve) charge.Pod[demand.Key] {
 }
 
 // ServedBy returns the groups of pods on virtual nodes, and of those that wait if they may get one
-// (optedIn), that may use a Reservation with a key, without what they request. Those on virtual
-// nodes may use another one.
+// (optedIn), that may use a Reservation with a key, as all of them were at one time, without what they
+// request. Those on virtual nodes may use another one.
 func (x *Index) ServedBy(reservation *broker.Reservation, key demand.Key, optedIn bool, resolve demand.Resolve) []Group {
 	return slices.DeleteFunc(x.candidatesWith(candidatesFor(reservation, key)...), func(g Group) bool {
 		return g.Use == Waits && !optedIn || !g.mayUse(reservation, key, resolve)

@@ -51,7 +51,7 @@ func (r *Reconciler) Need(ctx context.Context, reservation *broker.Reservation, 
 	for _, g := range r.Pods.ServedBy(reservation, key, optedIn, resolve) {
 		switch {
 		case g.Use == podindex.Waits:
-			need.Pending = append(need.Pending, r.Pods.Members(g.Key)...)
+			need.Pending = append(need.Pending, g.Waiting...)
 			shapes[g.Shape] = true
 		case g.Use == podindex.Runs:
 			if claims[g.Node] == nil {
