@@ -7,7 +7,6 @@ import (
 )
 
 // OverflowPolicySpec limits the overflow of the selected namespaces. If several select one, the first by name applies.
-// +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.placement) || !has(self.placement.spread)",message="placement.spread does not look at prices: remove it, or budget"
 type OverflowPolicySpec struct {
 	// namespaceSelector selects namespaces by label. An empty selector selects all namespaces that are opted in.
 	// +kubebuilder:validation:XValidation:rule="!has(self.matchExpressions) || self.matchExpressions.all(e, e.key.indexOf('/') < 254 && e.key.matches('^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && (e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 && e.values.all(v, v.matches('^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$')) : e.operator in ['Exists', 'DoesNotExist'] && (!has(e.values) || size(e.values) == 0)))",message="matchExpressions must have the key of a label, and operator In or NotIn with its values, or Exists or DoesNotExist without, such as {key: team, operator: In, values: [shop]}"

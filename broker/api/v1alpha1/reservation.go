@@ -51,7 +51,6 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || self.minAvailable == 0 || has(self.podSets)",message="minAvailable is the number of pods: set podSets, or remove minAvailable"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement) || !has(self.placement.spread) || has(self.podSets)",message="placement.spread divides pods: set podSets, or remove placement.spread"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement) || !has(self.placement.transferPrice) || has(self.podSets)",message="placement.transferPrice is that of a pod: set podSets, or remove dataRegions and transferPrice"
-// +kubebuilder:validation:XValidation:rule="!has(self.budget) || !has(self.placement) || !has(self.placement.spread)",message="placement.spread does not look at prices: remove it, or budget"
 type ReservationSpec struct {
 	// requesterID is the cluster ID of the consumer. Required in the hub. In the consumer's cluster, the agent sets it.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`

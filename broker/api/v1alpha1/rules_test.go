@@ -258,7 +258,6 @@ func TestRules(t *testing.T) {
 		{field: "placement.spread", good: []any{map[string]any{"over": "zone", "maxSkew": int64(3)}}, bad: []any{map[string]any{"over": "zone", "maxSkew": int64(0)}}, example: "greater than or equal to 1"},
 		{field: "placement.spread", bad: []any{map[string]any{"maxSkew": int64(1)}}, example: "over"},
 		{field: "placement", good: []any{data("0.02", "EUR"), data("0", "USD")}, bad: []any{data("abc", "EUR"), data("-1", "EUR"), data("0.02 EUR", "EUR"), data("", "EUR")}, example: "0.02"},
-		{field: "placement", bad: []any{map[string]any{"spread": map[string]any{"over": "zone"}}}, example: "remove it, or budget"},
 		{field: "placement", bad: []any{data("0.02", "euro")}, example: "currency"},
 		{field: "placement", bad: []any{map[string]any{"dataRegions": []any{"eu"}}}, example: "set both dataRegions and transferPrice"},
 	}

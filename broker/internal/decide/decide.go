@@ -18,7 +18,6 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
-	"github.com/spillway-dev/spillway/broker/internal/ledger"
 )
 
 // Request is the capacity to place, and the limits on its provider.
@@ -225,9 +224,7 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 		if !slices.Contains(s.request.Providers, chosen.spec.ClusterID) {
 			s.request.Providers = append(slices.Clip(s.request.Providers), chosen.spec.ClusterID)
 		}
-		if price, known := request.PriceOf(chosen.spec.Region, ledger.CostOf(chosen.spec, amount), amount); known {
-			committed.Add(committed, price)
-		}
+		s.commit(s.best, amount, 1)
 		if s.take(after, amount); s.request.Want.Empty() {
 			break
 		}

@@ -7,6 +7,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/spread"
 )
 
@@ -78,6 +79,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
 	s.spread = newDivision(&s.request, s.entries)
+	s.rejectDear()
 	n := len(s.entries)
 	s.offers = slices.Grow(s.offers[:0], n)[:n]
 	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]
@@ -127,6 +129,14 @@ func (s *search) want(want broker.HeldCapacity) {
 	s.demand.Want(want)
 	s.units = unitsOf(want.Totals)
 	s.prepareBudget()
+}
+
+// commit adds what an amount costs in a cluster to what the Reservation costs, so many times.
+func (s *search) commit(i int, amount broker.HeldCapacity, times int64) {
+	spec := s.entries[i].spec
+	if price, known := s.request.PriceOf(spec.Region, ledger.CostOf(spec, amount), amount); known {
+		s.request.Committed.Add(s.request.Committed, price.Mul(price, big.NewRat(times, 1)))
+	}
 }
 
 // take takes what the best cluster holds now from what is wanted. Only that cluster,

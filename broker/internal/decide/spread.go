@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"maps"
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -23,6 +24,22 @@ func newDivision(request *Request, entries []*entry) *spread.Division {
 		held[cluster] = amount.Pods()
 	}
 	return spread.New(request.Placement.Spread, clusters, held)
+}
+
+// rejectDear rejects the clusters where all that is wanted costs more than the budget has left. Which
+// domains count does not depend on how the pods are divided then.
+func (s *search) rejectDear() {
+	if s.spread == nil || s.request.Budget == nil {
+		return
+	}
+	rejected := map[string]capacity.Rejection{}
+	maps.Copy(rejected, s.request.Rejected)
+	for i, e := range s.entries {
+		if reason := s.overBudget(e); reason != "" {
+			rejected[s.id(i)] = capacity.Rejection{Reason: reason, Message: s.priced(e)}
+		}
+	}
+	s.request.Rejected = rejected
 }
 
 // share limits each offer to what its domain is filled with.
@@ -62,22 +79,26 @@ func (s *search) share() {
 }
 
 // mayChoose reports whether a cluster may be chosen, or could be but for what it answered to other
-// attempts, the size of its ledger, or that it has not been heard of late: a new leader has heard none.
+// attempts, the size of its ledger, what other parts cost, or that it has not been heard of late: a new
+// leader has heard none.
 func (s *search) mayChoose(i int) bool {
 	rejection, rejected := s.request.Rejected[s.id(i)]
 	active, fresh := s.activity(s.id(i))
 	switch {
 	case s.offers[i].packed:
 		return true
-	case !active, fresh && !rejected, rejected && (rejection.Reason == ReasonUnreachable || rejection.Reason == answers.ReasonUnusable):
+	case !active, fresh && !rejected && s.offers[i].reason != ReasonOverBudget, rejected && slices.Contains(notChosen, rejection.Reason):
 		return false
 	}
 	all, activity := s.request.Rejected, s.activity
 	s.request.Rejected, s.activity = nil, Activity(nil).of
 	reason := s.filter(s.entries[i])
 	s.request.Rejected, s.activity = all, activity
-	return reason == ""
+	return reason == "" || reason == ReasonOverBudget // it was within the budget: see rejectDear
 }
+
+// notChosen are the reasons of rejections for which a cluster does not count.
+var notChosen = []string{ReasonUnreachable, answers.ReasonUnusable, ReasonOverBudget, ReasonPriceUnknown}
 
 // hasNodes reports whether a cluster has nodes for some of the pods, however full they are.
 func (s *search) hasNodes(i int) bool {
@@ -112,7 +133,9 @@ func (s *search) even(parts []Part) (kept []Part, changed bool) {
 		d, had := s.spread.Of(at), int64(part.Capacity.Pods())
 		if excess := min(s.spread.Excess(d), had); excess > 0 {
 			less := capacity.First(part.Capacity, int32(had-excess))
-			missing = capacity.Add(missing, capacity.Sub(part.Capacity, less))
+			back := capacity.Sub(part.Capacity, less)
+			missing = capacity.Add(missing, back)
+			s.commit(at, back, -1)
 			d.Held, part.Capacity, changed = d.Held-excess, less, true
 		}
 		if !part.Capacity.Empty() {
@@ -136,6 +159,7 @@ func (s Snapshot) shares(request *Request, rejected map[string]capacity.Rejectio
 	}
 	c := newClaimant(request, s.catalog)
 	c.spread, c.entries, c.offers, c.request.Rejected = division, s.entries, make([]offer, len(s.entries)), rejected
+	c.rejectDear()
 	c.activity = func(cluster string) (active, fresh bool) {
 		active, _ = s.activity.of(cluster)
 		return active, active

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
@@ -165,6 +166,28 @@ var spreadCases = map[string]spreadCase{
 		clusters: []oracleCluster{places("bern", 9), places("reno", 9)},
 		want:     map[string]int32{"bern": 4},
 	},
+	"one is over the budget": {
+		reason: "It does not count.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), budget("8")},
+		clusters: []oracleCluster{places("bern", 9, priced("1", "EUR")), places("oslo", 9), places("reno", 9, priced("3", "EUR"))},
+		want:     map[string]int32{"bern": 4},
+		messages: byCluster{"reno": "The price is 12.00 EUR per hour; the budget is 8.00 EUR.", "oslo": "no price"},
+	},
+	"one is over the budget until others have their part": {
+		reason: "It does not count, whatever is left of the budget.",
+		pods:   6, change: []func(*decide.Request){spread("cluster", 1), budget("14")},
+		clusters: []oracleCluster{places("bern", 2, priced("1", "EUR")), places("oslo", 9, priced("2", "EUR")), places("reno", 9, priced("3", "EUR"))},
+		want:     map[string]int32{"bern": 2, "oslo": 3},
+		messages: byCluster{"reno": "The price is 18.00 EUR per hour; the budget is 14.00 EUR.", "oslo": "cluster bern has room for 2"},
+	},
+	"one has refused, and is over the budget": {
+		reason: "Its price keeps it from being chosen later.",
+		pods:   4, change: []func(*decide.Request){spread("cluster", 1), budget("8"), func(r *decide.Request) {
+			r.Rejected = map[string]capacity.Rejection{"reno": {Reason: decide.ReasonRefused, Message: "full."}}
+		}},
+		clusters: []oracleCluster{places("bern", 9, priced("1", "EUR")), places("reno", 9, priced("3", "EUR"))},
+		want:     map[string]int32{"bern": 4},
+	},
 	"growth": {
 		reason: "What it holds counts, and is not moved.",
 		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Held = heldPods("bern", 5, "oslo", 1) }},
@@ -223,6 +246,27 @@ func TestSpread(t *testing.T) {
 	}
 }
 
+// TestSpreadOverBudget: what a part of another shape cost may leave too little for a domain, which counts
+// as a full one: the others do not get its pods.
+func TestSpreadOverBudget(t *testing.T) {
+	request := decide.Request{Requester: "rome", Want: capacity.OfPodSets([]broker.PodSet{
+		{Name: "large", Count: 1, Requests: amounts("cpu=4 memory=1Gi")}, {Name: "small", Count: 3, Requests: amounts("cpu=1 memory=4Gi")}})}
+	spread("cluster", 1)(&request)
+	budget("14")(&request)
+	memory := func(price string) clusterOption { return func(c *oracleCluster) { c.Spec.Cost.MemoryCost = price } }
+	clusters := []oracleCluster{
+		cluster("bern", totals("cpu=99 memory=99Gi", ""), shapes(1, "cpu=99 memory=99Gi", 9), priced("2", "EUR"), memory("0")),
+		cluster("oslo", totals("cpu=9 memory=50Gi", ""), shapes(1, "cpu=3 memory=50Gi", 9), priced("0", "EUR"), memory("1")),
+	}
+	got, missing, decision := divide(request, clusters)
+	if want := map[string]int32{"oslo": 1}; !maps.Equal(got, want) || missing.Pods() != 3 {
+		t.Errorf("the pods are at %v, and %d are missing, want %v and 3", got, missing.Pods(), want)
+	}
+	if at := decision.Rejections; len(at) != 2 || at[0].Message != "The price is 16.00 EUR per hour; the budget is 14.00 EUR." {
+		t.Errorf("%+v do not say what four CPU and two more cost beside the 4 EUR of a pod in oslo", at)
+	}
+}
+
 // TestSpreadIsExplained: the score of a cluster says what its domain may have.
 func TestSpreadIsExplained(t *testing.T) {
 	_, _, decision := divide(with(pods(4, "cpu=1"), spread("region", 1)), []oracleCluster{places("bern", 9, at("eu", "")), places("reno", 9, at("us", ""))})
@@ -277,8 +321,11 @@ func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) 
 	}
 	request = decide.Request{Requester: "rome", Want: capacity.OfPodSets(sets), Held: map[string]broker.HeldCapacity{}, Rejected: map[string]capacity.Rejection{}}
 	spread(w.of("over", "cluster", "zone", "region"), rapid.Int32Range(1, 3).Draw(t, "max skew"))(&request)
+	if w.of("budget", "none", "a budget") == "a budget" {
+		budget(fmt.Sprint(rapid.IntRange(0, 30).Draw(t, "price")))(&request)
+	}
 	for i := range rapid.IntRange(1, 6).Draw(t, "clusters") {
-		c := places(fmt.Sprintf("c%02d", i), rapid.IntRange(0, 20).Draw(t, "room"), at(w.of("region", "eu", "us", "asia", ""), w.of("zone", "a", "b", "c", "")))
+		c := places(fmt.Sprintf("c%02d", i), rapid.IntRange(0, 20).Draw(t, "room"), at(w.of("region", "eu", "us", "asia", ""), w.of("zone", "a", "b", "c", "")), priced(w.of("price", "0", "1", "2", "5"), "EUR"))
 		id := c.Spec.ClusterID
 		switch w.of("state", "well", "well", "well", "well", "held", "held", "small nodes", "tainted", "silent", "refused", "unreachable", "excluded") {
 		case "held":
@@ -330,6 +377,7 @@ func TestSpreadOfTwoShapes(t *testing.T) {
 
 // TestSpreadBound: no domain gets pods that make it differ by more than maxSkew from one that counts;
 // pods of one shape wait only where one more would; and where none wait, no domain could take one of another.
+// All are within the budget.
 func TestSpreadBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		request, clusters := spreadWorld(t)
@@ -339,11 +387,19 @@ func TestSpreadBound(t *testing.T) {
 		}
 		refuses := world{t}.of("refuses", "none", "none", "c01", "c02")
 		got, missing, _ := divide(request, clusters, refuses)
-		held, grew := map[string]int32{}, map[string]bool{}
+		held, grew, price := map[string]int32{}, map[string]bool{}, new(big.Rat)
 		for i := range clusters {
 			id, name := clusters[i].Spec.ClusterID, domain(&clusters[i])
 			held[name] += request.Held[id].Pods() + got[id]
 			grew[name] = grew[name] || got[id] > 0
+			if each, _, _ := decide.Price(clusters[i].Spec.Cost, amounts("cpu=1")); len(request.Want.PodSets) == 1 {
+				price.Add(price, each.Mul(each, big.NewRat(int64(got[id]), 1)))
+			}
+		}
+		if request.Budget != nil {
+			if most, _ := new(big.Rat).SetString(request.Budget.MaxPricePerHour); price.Cmp(most) > 0 {
+				t.Fatalf("%v cost %s, and the budget is %s", got, decide.PriceString(price, "EUR"), request.Budget.MaxPricePerHour)
+			}
 		}
 		least := int32(math.MaxInt32)
 		for i := range clusters {
@@ -368,7 +424,7 @@ func TestSpreadBound(t *testing.T) {
 			more := request
 			more.Want, more.Pin = pods(1, "cpu=1").Want, c.Spec.ClusterID
 			more.Placement = &broker.Placement{ExcludeClusters: request.Placement.ExcludeClusters}
-			if domain(c) == "" || c.Spec.ClusterID == refuses {
+			if domain(c) == "" || c.Spec.ClusterID == refuses || isWithinBudget(&request, c) != nil {
 				continue
 			}
 			after := *c
