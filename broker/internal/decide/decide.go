@@ -37,6 +37,9 @@ type Request struct {
 	// Committed is what the Reservation already costs per hour, in the budget's
 	// currency; nil for nothing.
 	Committed *big.Rat
+	// Unpriced is a provider of which what it holds has no price in the budget's currency: what is left of
+	// the budget is not known. "" for none.
+	Unpriced string
 	// Weights of the score. The zero value stands for the defaults.
 	Weights broker.ScoreWeights
 	// Records are how the clusters have kept their promises of late. Only of use with a weight.

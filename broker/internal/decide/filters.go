@@ -77,6 +77,9 @@ func (s *search) overBudget(e *entry) (reason string) {
 	if s.limit == nil {
 		return ReasonOverBudget
 	}
+	if s.request.Unpriced != "" {
+		return ReasonPriceUnknown
+	}
 	price, currency, known := s.request.price(e.spec.Region, s.cost(e), s.request.Want)
 	if known {
 		price, _, known = Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)

@@ -81,6 +81,8 @@ func (s *search) priced(e *entry) (message string) {
 	switch {
 	case s.limit == nil:
 		return fmt.Sprintf("The budget's maxPricePerHour %q is not a decimal number.", limit.MaxPricePerHour)
+	case s.request.Unpriced != "":
+		return fmt.Sprintf("What %s provides already has no price in %s, so it is not known what is left of the budget: set the exchange rates in the BrokerConfig.", s.request.Unpriced, limit.Currency)
 	case !known && currency != "" && s.request.noRate(e.spec.Region, currency):
 		return fmt.Sprintf("The price is in %s, and placement.transferPrice in %s.", currency, s.request.Placement.TransferPrice.Currency)
 	case !known:

@@ -61,6 +61,12 @@ func TestTransfer(t *testing.T) {
 			reason:  "Exactly.",
 			request: with(with(pods(2, "cpu=1"), data("0.04", "EUR")), budget("0.22")), clusters: []oracleCluster{us}, want: "reno", pods: 2,
 		},
+		"a provider without a price": {
+			reason:  "It is not known what is left of the budget.",
+			request: with(with(pods(2, "cpu=1"), budget("9")), func(r *decide.Request) { r.Unpriced = "oslo" }), clusters: []oracleCluster{us}, want: "",
+			rejected: byCluster{"reno": decide.ReasonPriceUnknown},
+			messages: byCluster{"reno": "What oslo provides already has no price in EUR, so it is not known what is left of the budget: set the exchange rates in the BrokerConfig."},
+		},
 		"a currency without a rate": {
 			reason:  "The price of the transfer is not known.",
 			request: with(with(pods(2, "cpu=1"), data("0.01", "USD")), budget("9")), clusters: []oracleCluster{us}, want: "",

@@ -275,6 +275,8 @@ func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decid
 		}
 		if price, known := request.PriceOf(in.regionOf(h.Cluster), h.Cost, h.Promised); known {
 			request.Committed.Add(request.Committed, price)
+		} else if !h.Promised.Empty() {
+			request.Unpriced = h.Cluster
 		}
 	}
 	request.Want = want

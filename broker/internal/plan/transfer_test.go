@@ -11,6 +11,24 @@ import (
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
+// TestUnknownPriceIsCommitted: what is held in a currency that has no rate any more is not free of charge.
+func TestUnknownPriceIsCommitted(t *testing.T) {
+	two := capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "1"))}})
+	for currency, want := range map[string]string{"EUR": "", "USD": "paris"} {
+		ad := &broker.ClusterAdvertisement{Spec: broker.ClusterAdvertisementSpec{ClusterID: "paris"}}
+		ad.Status.Holds = []broker.Hold{{ReservationUID: "r", ReservationName: "r", Requester: "rome", Promised: two, Granted: &two, Cost: &broker.Cost{CPUCost: "0.10", Currency: currency}}}
+		in := Input{
+			Reservation: &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r"}, Spec: broker.ReservationSpec{
+				RequesterID: "rome", Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"},
+			}},
+			Advertisements: []*broker.ClusterAdvertisement{ad}, Holders: []string{"paris"}, Active: map[string]bool{"paris": true},
+		}
+		if request, _ := (Plan{}).Request(in, two); request.Unpriced != want {
+			t.Errorf("%s: the price of %q is not known, want that of %q", currency, request.Unpriced, want)
+		}
+	}
+}
+
 // TestTransferIsCommitted: what is held outside of the data's regions takes the transfer from the budget.
 func TestTransferIsCommitted(t *testing.T) {
 	two := capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "1"))}})
