@@ -67,7 +67,7 @@ func projectRoot(t *testing.T) string {
 // clock, so that their invariants can be proven with properties.
 var pure = []string{
 	"agent/internal/explain", "agent/internal/health", "agent/internal/placeholder", "agent/internal/whatif",
-	"broker/capacity", "broker/charge", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/history", "broker/internal/lease", "broker/internal/ledger", "broker/internal/spread",
+	"broker/capacity", "broker/charge", "broker/guest", "broker/internal/answers", "broker/internal/decide", "broker/internal/history", "broker/internal/lease", "broker/internal/ledger", "broker/internal/pricing", "broker/internal/spread",
 	"broker/internal/page/view", "broker/internal/plan", "broker/internal/queue", "broker/internal/settings", "broker/rehearsal", "broker/text",
 	"scheduler-plugin/demand", "scheduler-plugin/returnhome", "virtual-node/internal/translate",
 }

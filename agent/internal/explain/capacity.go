@@ -295,7 +295,9 @@ func (w *walk) otherTerms(fix *Fix, reason string) *Fix {
 	}
 	own := fmt.Sprintf("Its own spec.placement cannot be changed: delete Reservation %s, and create it again with another one.", w.r.Name)
 	switch reason {
-	case "OverBudget", "PriceUnknown":
+	case "PriceUnknown":
+		own = fmt.Sprintf("%s Or delete Reservation %s, and create it again without a budget.", fix.Message, w.r.Name)
+	case "OverBudget":
 		own = fmt.Sprintf("Its own spec.budget cannot be changed: delete Reservation %s, and create it again with a higher one; or wait for a lower price.", w.r.Name)
 	case "ShareLimited", "NoDomain":
 		// Providers can also mend it.

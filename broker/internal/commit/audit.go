@@ -8,9 +8,10 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/broker/internal/store"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // Reasons of releases in the audit log, besides those of the conditions.
@@ -40,8 +41,8 @@ func Audit(log logr.Logger, s *store.Store, before, after *broker.ClusterAdverti
 		log := log.WithValues("requester", hold.Requester, "reservation", hold.ReservationName, "reservationUID", hold.ReservationUID, "attempt", hold.Attempt, "cluster", after.Name)
 		if added := capacity.Sub(now, was); !added.Empty() {
 			figure := ""
-			if price, currency, known := decide.Price(ledger.CostOf(&after.Spec, added), added.Totals); known {
-				figure = decide.PriceString(price, currency)
+			if price, currency, known := pricing.Of(ledger.CostOf(&after.Spec, added), added.Totals); known {
+				figure = text.Price(price, currency)
 			}
 			log.Info("Promised capacity", "capacity", capacity.Amount(added), "pricePerHour", figure)
 		}

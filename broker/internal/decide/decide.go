@@ -18,6 +18,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // Request is the capacity to place, and the limits on its provider.
@@ -60,7 +62,7 @@ func (r *Request) PriceOf(region string, cost *broker.Cost, amount broker.HeldCa
 	if !known || r.Budget == nil {
 		return price, known
 	}
-	price, _, known = Exchange(price, currency, r.Budget.Currency, r.ExchangeRates)
+	price, _, known = pricing.Exchange(price, currency, r.Budget.Currency, r.ExchangeRates)
 	return price, known
 }
 
@@ -169,7 +171,7 @@ func Compare(request Request, snapshot Snapshot) []Offer {
 			offers[i].ClusterRejection = s.rejection(i)
 		}
 		if price, currency, known := request.price(s.entries[i].spec.Region, s.cost(s.entries[i]), request.Want); known {
-			offers[i].PricePerHour = PriceString(price, currency)
+			offers[i].PricePerHour = text.Price(price, currency)
 		}
 	}
 	for _, i := range s.candidates {

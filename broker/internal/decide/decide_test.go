@@ -15,6 +15,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // amounts reads "cpu=1 memory=1Gi"; the names are Kubernetes' own.
@@ -484,8 +486,8 @@ func TestPriceByClass(t *testing.T) {
 			if _, err := ledger.Place(&c.Spec, &status, ledger.Growth{ReservationUID: "a", Attempt: 1, Capacity: request.Want}); err != nil {
 				t.Fatal(err)
 			}
-			price, currency, known := decide.Price(status.Holds[0].Cost, request.Want.Totals)
-			if !known || decide.PriceString(price, currency) != tc.want {
+			price, currency, known := pricing.Of(status.Holds[0].Cost, request.Want.Totals)
+			if !known || text.Price(price, currency) != tc.want {
 				t.Errorf("the hold costs %+v, want %s", status.Holds[0].Cost, tc.want)
 			}
 		})
@@ -659,17 +661,6 @@ func packs(c oracleCluster, sets []broker.PodSet) bool {
 		return ok
 	}
 	return fill(0)
-}
-
-func TestPrice(t *testing.T) {
-	cost := &broker.Cost{CPUCost: "0.04", MemoryCost: "0.005", Currency: "EUR"}
-	price, currency, known := decide.Price(cost, amounts("cpu=1500m memory=512Mi"))
-	if got := decide.PriceString(price, currency); !known || got != "0.0625 EUR" {
-		t.Errorf("1.5 cores and half a GiB cost %s, want 0.0625 EUR", got)
-	}
-	if _, _, known := decide.Price(cost, amounts("nvidia.com/gpu=1")); known {
-		t.Error("a price without gpuCost cannot be known for a GPU")
-	}
 }
 
 // TestForConsumer: a consumer sees the clusters that lend to it by name.

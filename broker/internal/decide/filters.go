@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/broker/internal/spread"
 )
 
@@ -82,7 +83,7 @@ func (s *search) overBudget(e *entry) (reason string) {
 	}
 	price, currency, known := s.request.price(e.spec.Region, s.cost(e), s.request.Want)
 	if known {
-		price, _, known = Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)
+		price, _, known = pricing.Exchange(price, currency, s.request.Budget.Currency, s.request.ExchangeRates)
 	}
 	switch {
 	case !known:

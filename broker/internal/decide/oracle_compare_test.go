@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
@@ -258,7 +259,7 @@ func TestSplitAsOracle(t *testing.T) {
 				continue
 			}
 			clusters[at].Holds = place(clusters[at].Holds, last.Placement)
-			if price, _, known := decide.Price(clusters[at].Spec.Cost, last.Placement.Totals); known {
+			if price, _, known := pricing.Of(clusters[at].Spec.Cost, last.Placement.Totals); known {
 				left.Committed.Add(left.Committed, price)
 			}
 			want = append(want, decide.Part{Cluster: last.Cluster, Capacity: last.Placement})

@@ -21,6 +21,8 @@ import (
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // The oracle is the straightforward implementation that package decide is compared
@@ -233,7 +235,7 @@ func isWithinBudget(request *decide.Request, cluster *oracleCluster) *capacity.R
 	if !ok {
 		return reject(decide.ReasonOverBudget, "The budget's maxPricePerHour %q is not a decimal number.", request.Budget.MaxPricePerHour)
 	}
-	price, currency, known := decide.Price(cluster.Spec.Cost, request.Want.Totals)
+	price, currency, known := pricing.Of(cluster.Spec.Cost, request.Want.Totals)
 	switch {
 	case !known:
 		return reject(decide.ReasonPriceUnknown, "The cluster advertises no price for some of the requested resources, and the request has a budget.")
@@ -245,7 +247,7 @@ func isWithinBudget(request *decide.Request, cluster *oracleCluster) *capacity.R
 	}
 	if price.Cmp(limit) > 0 {
 		return reject(decide.ReasonOverBudget, "The price is %s per hour; the budget is %s.",
-			decide.PriceString(price, currency), decide.PriceString(limit, request.Budget.Currency))
+			text.Price(price, currency), text.Price(limit, request.Budget.Currency))
 	}
 	return nil
 }
@@ -361,7 +363,7 @@ func cheapness(request *decide.Request, offers []*offer) []float64 {
 	prices := map[int]float64{}
 	currencies := map[string]bool{}
 	for i, o := range offers {
-		if _, currency, known := decide.Price(o.cluster.Spec.Cost, request.Want.Totals); known {
+		if _, currency, known := pricing.Of(o.cluster.Spec.Cost, request.Want.Totals); known {
 			prices[i] = approximatePrice(o.cluster.Spec.Cost, request.Want.Totals)
 			currencies[currency] = true
 		}

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 )
 
 // Money is exact: a budget, and what a status says (Price). The order of clusters is not: it
@@ -33,7 +34,7 @@ func ratesOf(cost *broker.Cost) (r rates) {
 	}
 	r.stated, r.currency = true, cost.Currency
 	for i, name := range priced {
-		text, _ := unitCost(cost, name)
+		text, _ := pricing.UnitCost(cost, name)
 		rate, err := strconv.ParseFloat(text, 64)
 		r.each[i], r.known[i] = rate, err == nil
 	}
@@ -50,7 +51,7 @@ type units struct {
 func unitsOf(amount broker.ResourceQuantities) (u units) {
 	for name, quantity := range amount.List() {
 		at := slices.Index(priced[:], name)
-		switch _, unit := unitCost(&broker.Cost{}, name); {
+		switch _, unit := pricing.UnitCost(&broker.Cost{}, name); {
 		case quantity.IsZero():
 		case at < 0:
 			u.unknown = true

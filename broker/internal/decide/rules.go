@@ -9,6 +9,8 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
+	"github.com/spillway-dev/spillway/broker/text"
 )
 
 // rule is a part of the score. To add one, add it to rules, and its weight to ScoreWeights.
@@ -60,14 +62,14 @@ func (costRule) weight(w *broker.ScoreWeights) int32 { return w.Cost }
 
 func (costRule) rate(s *search, ratings []float64) []float64 {
 	base := s.currency()
-	rated, comparable := rateOf(s.request.ExchangeRates, base) != nil, true
+	rated, comparable := pricing.RateOf(s.request.ExchangeRates, base) != nil, true
 	for _, i := range s.candidates {
 		rates, price, known := s.rated(i)
 		if !known {
 			ratings = append(ratings, -1)
 			continue
 		}
-		exchange, known := factor(rates.currency, base, s.request.ExchangeRates)
+		exchange, known := pricing.Factor(rates.currency, base, s.request.ExchangeRates)
 		if comparable = comparable && (known || rated); !known {
 			price, exchange = -1, 1
 		}
@@ -89,7 +91,7 @@ func (s *search) currency() (currency string) {
 		if !known {
 			continue
 		}
-		if len(s.request.ExchangeRates) == 0 || rateOf(s.request.ExchangeRates, rates.currency) != nil {
+		if len(s.request.ExchangeRates) == 0 || pricing.RateOf(s.request.ExchangeRates, rates.currency) != nil {
 			return rates.currency
 		}
 		currency = cmp.Or(currency, rates.currency)
@@ -103,8 +105,8 @@ func (costRule) reason(s *search, i int) string {
 	if !known {
 		return "price unknown"
 	}
-	reason := PriceString(price, currency) + " per hour" + s.request.withTransfer(e.spec.Region)
-	if rate := rateOf(s.request.ExchangeRates, currency); rate != nil {
+	reason := text.Price(price, currency) + " per hour" + s.request.withTransfer(e.spec.Region)
+	if rate := pricing.RateOf(s.request.ExchangeRates, currency); rate != nil {
 		reason += fmt.Sprintf(", at the rate of %s", rate.Date)
 	}
 	return reason

@@ -29,8 +29,9 @@ type search struct {
 	units  units
 	// limit is the request's budget without what is committed; nil if it is not a number.
 	limit *big.Rat
-	// spread is nil for a request without one.
+	// spread is nil for a request without one, dear are the clusters that do not count for their price.
 	spread *spread.Division
+	dear   []bool
 
 	packer capacity.Packer
 	// offers of the entries, and how many pods of each shape each of them takes.
@@ -79,7 +80,7 @@ func newSearch(request Request, snapshot Snapshot) *search {
 	s.units = unitsOf(request.Want.Totals)
 	s.prepareBudget()
 	s.spread = newDivision(&s.request, s.entries)
-	s.rejectDear()
+	s.findDear()
 	n := len(s.entries)
 	s.offers = slices.Grow(s.offers[:0], n)[:n]
 	s.pods = slices.Grow(s.pods[:0], n*s.demand.Shapes())[:n*s.demand.Shapes()]

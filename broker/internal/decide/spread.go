@@ -1,12 +1,13 @@
 package decide
 
 import (
-	"maps"
+	"math/big"
 	"slices"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/answers"
+	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/spread"
 )
 
@@ -23,23 +24,28 @@ func newDivision(request *Request, entries []*entry) *spread.Division {
 	for cluster, amount := range request.Held {
 		held[cluster] = amount.Pods()
 	}
-	return spread.New(request.Placement.Spread, clusters, held)
+	division := spread.New(request.Placement.Spread, clusters, held)
+	division.Budget = request.Budget != nil
+	return division
 }
 
-// rejectDear rejects the clusters where all that is wanted costs more than the budget has left. Which
-// domains count does not depend on how the pods are divided then.
-func (s *search) rejectDear() {
+// findDear finds the clusters where all of the Reservation would be over its budget. That does not depend on
+// how it is divided, so neither does which domains count.
+func (s *search) findDear() {
+	s.dear = nil
 	if s.spread == nil || s.request.Budget == nil {
 		return
 	}
-	rejected := map[string]capacity.Rejection{}
-	maps.Copy(rejected, s.request.Rejected)
-	for i, e := range s.entries {
-		if reason := s.overBudget(e); reason != "" {
-			rejected[s.id(i)] = capacity.Rejection{Reason: reason, Message: s.priced(e)}
-		}
+	all := s.request.Want
+	for _, held := range s.request.Held {
+		all = capacity.Add(all, held)
 	}
-	s.request.Rejected = rejected
+	limit, ok := new(big.Rat).SetString(s.request.Budget.MaxPricePerHour)
+	s.dear = make([]bool, len(s.entries))
+	for i, e := range s.entries {
+		price, known := s.request.PriceOf(e.spec.Region, ledger.CostOf(e.spec, all), all)
+		s.dear[i] = !ok || !known || price.Cmp(limit) > 0
+	}
 }
 
 // share limits each offer to what its domain is filled with.
@@ -53,7 +59,7 @@ func (s *search) share() {
 	for i := range s.offers {
 		if d := s.spread.Of(i); d != nil {
 			d.Room += s.offers[i].fits
-			d.Counts = d.Counts || s.mayChoose(i) && s.hasNodes(i)
+			d.Counts = d.Counts || s.mayChoose(i) && s.hasNodes(i) && (s.dear == nil || !s.dear[i])
 		}
 	}
 	left := int64(s.request.Want.Pods())
@@ -87,18 +93,15 @@ func (s *search) mayChoose(i int) bool {
 	switch {
 	case s.offers[i].packed:
 		return true
-	case !active, fresh && !rejected && s.offers[i].reason != ReasonOverBudget, rejected && slices.Contains(notChosen, rejection.Reason):
+	case !active, fresh && !rejected && s.offers[i].reason != ReasonOverBudget, rejected && (rejection.Reason == ReasonUnreachable || rejection.Reason == answers.ReasonUnusable):
 		return false
 	}
 	all, activity := s.request.Rejected, s.activity
 	s.request.Rejected, s.activity = nil, Activity(nil).of
 	reason := s.filter(s.entries[i])
 	s.request.Rejected, s.activity = all, activity
-	return reason == "" || reason == ReasonOverBudget // it was within the budget: see rejectDear
+	return reason == "" || reason == ReasonOverBudget
 }
-
-// notChosen are the reasons of rejections for which a cluster does not count.
-var notChosen = []string{ReasonUnreachable, answers.ReasonUnusable, ReasonOverBudget, ReasonPriceUnknown}
 
 // hasNodes reports whether a cluster has nodes for some of the pods, however full they are.
 func (s *search) hasNodes(i int) bool {
@@ -159,7 +162,7 @@ func (s Snapshot) shares(request *Request, rejected map[string]capacity.Rejectio
 	}
 	c := newClaimant(request, s.catalog)
 	c.spread, c.entries, c.offers, c.request.Rejected = division, s.entries, make([]offer, len(s.entries)), rejected
-	c.rejectDear()
+	c.findDear()
 	c.activity = func(cluster string) (active, fresh bool) {
 		active, _ = s.activity.of(cluster)
 		return active, active

@@ -16,6 +16,7 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 )
 
 func at(region, zone string) clusterOption {
@@ -45,17 +46,22 @@ func heldPods(clusters ...any) map[string]broker.HeldCapacity {
 
 // divide splits a request. The clusters that refuse have a full ledger.
 func divide(request decide.Request, clusters []oracleCluster, refuse ...string) (pods map[string]int32, missing broker.HeldCapacity, decision broker.Decision) {
-	parts, missing, decision := decide.Split(request, snapshotOf(clusters), func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
-		if slices.Contains(refuse, spec.ClusterID) {
-			return nil, &capacity.Rejection{Reason: "LedgerFull", Message: "The ledger is full."}
-		}
-		return append(slices.Clone(holds), broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: amount}), nil
-	})
+	parts, missing, decision := decide.Split(request, snapshotOf(clusters), refusing(refuse...))
 	pods = map[string]int32{}
 	for _, part := range parts {
 		pods[part.Cluster] += part.Capacity.Pods()
 	}
 	return pods, missing, decision
+}
+
+// refusing places what it is given, but for clusters with a full ledger.
+func refusing(refuse ...string) decide.Place {
+	return func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amount broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+		if slices.Contains(refuse, spec.ClusterID) {
+			return nil, &capacity.Rejection{Reason: "LedgerFull", Message: "The ledger is full."}
+		}
+		return append(slices.Clone(holds), broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: amount}), nil
+	}
 }
 
 // spreadCase is a request for pods of one CPU that is divided.
@@ -174,11 +180,18 @@ var spreadCases = map[string]spreadCase{
 		messages: byCluster{"reno": "The price is 12.00 EUR per hour; the budget is 8.00 EUR.", "oslo": "no price"},
 	},
 	"one is over the budget until others have their part": {
-		reason: "It does not count, whatever is left of the budget.",
+		reason: "It gets the rest, for which the budget is enough.",
 		pods:   6, change: []func(*decide.Request){spread("cluster", 1), budget("14")},
 		clusters: []oracleCluster{places("bern", 2, priced("1", "EUR")), places("oslo", 9, priced("2", "EUR")), places("reno", 9, priced("3", "EUR"))},
-		want:     map[string]int32{"bern": 2, "oslo": 3},
-		messages: byCluster{"reno": "The price is 18.00 EUR per hour; the budget is 14.00 EUR.", "oslo": "cluster bern has room for 2"},
+		want:     map[string]int32{"bern": 2, "oslo": 3, "reno": 1},
+	},
+	"one is over the budget and full": {
+		reason: "It does not count, also when less is missing.",
+		pods:   1, change: []func(*decide.Request){spread("cluster", 1), budget("8"), func(r *decide.Request) {
+			r.Held, r.Committed = heldPods("bern", 4), big.NewRat(4, 1)
+		}},
+		clusters: []oracleCluster{places("bern", 9, priced("1", "EUR")), places("reno", 0, priced("3", "EUR"))},
+		want:     map[string]int32{"bern": 1},
 	},
 	"one has refused, and is over the budget": {
 		reason: "Its price keeps it from being chosen later.",
@@ -345,14 +358,30 @@ func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) 
 		}
 		clusters = append(clusters, c)
 	}
+	request.Committed = new(big.Rat)
+	for i := range clusters {
+		request.Committed.Add(request.Committed, costs(&clusters[i], request.Held[clusters[i].Spec.ClusterID]))
+	}
 	return request, clusters
 }
 
 // counts reports whether a cluster that states where it is makes its domain count.
 func counts(request decide.Request, c *oracleCluster) bool {
-	request.Rejected = maps.Clone(request.Rejected)
+	request.Rejected, request.Committed = maps.Clone(request.Rejected), nil
 	maps.DeleteFunc(request.Rejected, func(_ string, r capacity.Rejection) bool { return r.Reason == decide.ReasonRefused })
+	for _, held := range request.Held {
+		request.Want = capacity.Add(request.Want, held)
+	}
 	return filter(&request, c) == nil && len(c.Spec.NodeClasses[0].Taints) == 0
+}
+
+// costs is the price of pods in a cluster.
+func costs(c *oracleCluster, pods broker.HeldCapacity) *big.Rat {
+	price, _, known := pricing.Of(c.Spec.Cost, pods.Totals)
+	if !known {
+		return new(big.Rat)
+	}
+	return price
 }
 
 // TestSpreadOfTwoShapes: what fits beside what a Reservation holds itself could be taken, whatever its shapes
@@ -377,64 +406,80 @@ func TestSpreadOfTwoShapes(t *testing.T) {
 
 // TestSpreadBound: no domain gets pods that make it differ by more than maxSkew from one that counts;
 // pods of one shape wait only where one more would; and where none wait, no domain could take one of another.
-// All are within the budget.
+// All are within the budget, by which clusters may take less than their share. So it is when what is missing is
+// requested again.
 func TestSpreadBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		request, clusters := spreadWorld(t)
-		over, maxSkew := request.Placement.Spread.Over, request.Placement.Spread.MaxSkew
-		domain := func(c *oracleCluster) string {
-			return map[string]string{"cluster": c.Spec.ClusterID, "zone": c.Spec.Zone, "region": c.Spec.Region}[over]
-		}
 		refuses := world{t}.of("refuses", "none", "none", "c01", "c02")
-		got, missing, _ := divide(request, clusters, refuses)
-		held, grew, price := map[string]int32{}, map[string]bool{}, new(big.Rat)
-		for i := range clusters {
-			id, name := clusters[i].Spec.ClusterID, domain(&clusters[i])
-			held[name] += request.Held[id].Pods() + got[id]
-			grew[name] = grew[name] || got[id] > 0
-			if each, _, _ := decide.Price(clusters[i].Spec.Cost, amounts("cpu=1")); len(request.Want.PodSets) == 1 {
-				price.Add(price, each.Mul(each, big.NewRat(int64(got[id]), 1)))
+		all := request
+		for range 2 {
+			parts, missing, _ := decide.Split(request, snapshotOf(clusters), refusing(refuses))
+			request.Held, request.Committed = maps.Clone(request.Held), new(big.Rat).Set(request.Committed)
+			grew := map[string]int32{}
+			for _, part := range parts {
+				c := &clusters[slices.IndexFunc(clusters, func(c oracleCluster) bool { return c.Spec.ClusterID == part.Cluster })]
+				c.Holds = append(slices.Clone(c.Holds), broker.Hold{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: part.Capacity})
+				request.Held[part.Cluster] = capacity.Add(request.Held[part.Cluster], part.Capacity)
+				request.Committed.Add(request.Committed, costs(c, part.Capacity))
+				grew[part.Cluster] += part.Capacity.Pods()
 			}
-		}
-		if request.Budget != nil {
-			if most, _ := new(big.Rat).SetString(request.Budget.MaxPricePerHour); price.Cmp(most) > 0 {
-				t.Fatalf("%v cost %s, and the budget is %s", got, decide.PriceString(price, "EUR"), request.Budget.MaxPricePerHour)
-			}
-		}
-		least := int32(math.MaxInt32)
-		for i := range clusters {
-			if c := &clusters[i]; domain(c) != "" && counts(request, c) {
-				least = min(least, held[domain(c)])
-			}
-		}
-		most := int32(0)
-		for name := range held {
-			if grew[name] {
-				most = max(most, held[name])
-			}
-			if grew[name] && (name == "" || held[name] > least+maxSkew) {
-				t.Fatalf("%s %q has %d, another one %d, and maxSkew is %d: %v", over, name, held[name], least, maxSkew, got)
-			}
-		}
-		if len(request.Want.PodSets) > 1 {
-			return
-		}
-		for i := range clusters {
-			c := &clusters[i]
-			more := request
-			more.Want, more.Pin = pods(1, "cpu=1").Want, c.Spec.ClusterID
-			more.Placement = &broker.Placement{ExcludeClusters: request.Placement.ExcludeClusters}
-			if domain(c) == "" || c.Spec.ClusterID == refuses || isWithinBudget(&request, c) != nil {
-				continue
-			}
-			after := *c
-			after.Holds = []broker.Hold{{ReservationUID: "new", ReservationName: "new", Requester: "rome", Promised: capacity.First(request.Want, got[c.Spec.ClusterID])}}
-			switch room := decide.Choose(more, snapshotOf([]oracleCluster{after})).Cluster != ""; {
-			case room && !missing.Empty() && held[domain(c)] < least+maxSkew:
-				t.Fatalf("%s %q has %d, another one %d, maxSkew is %d, and %s has room: %v", over, domain(c), held[domain(c)], least, maxSkew, c.Spec.ClusterID, got)
-			case room && held[domain(c)]+1 < most:
-				t.Fatalf("%s %q has %d, another one that got pods %d, and %s has room: %v", over, domain(c), held[domain(c)], most, c.Spec.ClusterID, got)
+			request.Want = missing
+			checkBound(t, all, request, clusters, grew, refuses)
+			if missing.Empty() {
+				return
 			}
 		}
 	})
+}
+
+// checkBound checks what a request holds after clusters have got pods of it, and what it wants then.
+func checkBound(t *rapid.T, all, request decide.Request, clusters []oracleCluster, got map[string]int32, refuses string) {
+	over, maxSkew := request.Placement.Spread.Over, request.Placement.Spread.MaxSkew
+	domain := func(c *oracleCluster) string {
+		return map[string]string{"cluster": c.Spec.ClusterID, "zone": c.Spec.Zone, "region": c.Spec.Region}[over]
+	}
+	held, grew := map[string]int32{}, map[string]bool{}
+	for i := range clusters {
+		id, name := clusters[i].Spec.ClusterID, domain(&clusters[i])
+		held[name] += request.Held[id].Pods()
+		grew[name] = grew[name] || got[id] > 0
+	}
+	if request.Budget != nil && len(got) > 0 {
+		if most, _ := new(big.Rat).SetString(request.Budget.MaxPricePerHour); request.Committed.Cmp(most) > 0 {
+			t.Fatalf("%v cost %s, and the budget is %s", request.Held, request.Committed, request.Budget.MaxPricePerHour)
+		}
+	}
+	least, most := int32(math.MaxInt32/2), int32(0)
+	for i := range clusters {
+		if c := &clusters[i]; domain(c) != "" && counts(all, c) {
+			least = min(least, held[domain(c)])
+		}
+	}
+	for name := range held {
+		if grew[name] {
+			most = max(most, held[name])
+		}
+		if grew[name] && (name == "" || held[name] > least+maxSkew) {
+			t.Fatalf("%s %q has %d, another one %d, and maxSkew is %d: %v", over, name, held[name], least, maxSkew, got)
+		}
+	}
+	if len(all.Want.PodSets) > 1 {
+		return
+	}
+	for i := range clusters {
+		c := &clusters[i]
+		more := request
+		more.Want, more.Pin = pods(max(request.Want.Pods(), 1), "cpu=1").Want, c.Spec.ClusterID
+		more.Placement = &broker.Placement{ExcludeClusters: request.Placement.ExcludeClusters}
+		if domain(c) == "" || c.Spec.ClusterID == refuses {
+			continue
+		}
+		switch room := decide.Choose(more, snapshotOf([]oracleCluster{*c})).Cluster != ""; {
+		case room && !request.Want.Empty() && held[domain(c)] < least+maxSkew:
+			t.Fatalf("%s %q has %d, another one %d, maxSkew is %d, and %s has room: %v", over, domain(c), held[domain(c)], least, maxSkew, c.Spec.ClusterID, got)
+		case room && request.Budget == nil && held[domain(c)]+1 < most:
+			t.Fatalf("%s %q has %d, another one that got pods %d, and %s has room: %v", over, domain(c), held[domain(c)], most, c.Spec.ClusterID, got)
+		}
+	}
 }

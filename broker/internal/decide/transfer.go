@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 )
 
 // transfer is what a pod pays in a region for its data, which is elsewhere; nil for nothing.
@@ -30,14 +31,14 @@ func (r *Request) noRate(region, currency string) bool {
 	if transfer == nil {
 		return false
 	}
-	_, _, known := Exchange(new(big.Rat), transfer.Currency, currency, r.ExchangeRates)
+	_, _, known := pricing.Exchange(new(big.Rat), transfer.Currency, currency, r.ExchangeRates)
 	return !known
 }
 
 // price is Price in a region, with the transfer of the data. It is not known if there is no exchange
 // rate between the two.
 func (r *Request) price(region string, cost *broker.Cost, amount broker.HeldCapacity) (price *big.Rat, currency string, known bool) {
-	price, currency, known = Price(cost, amount.Totals)
+	price, currency, known = pricing.Of(cost, amount.Totals)
 	transfer := r.transfer(region)
 	if !known || transfer == nil {
 		return price, currency, known
@@ -46,7 +47,7 @@ func (r *Request) price(region string, cost *broker.Cost, amount broker.HeldCapa
 	if !ok {
 		return nil, currency, false
 	}
-	added, _, known := Exchange(each.Mul(each, new(big.Rat).SetInt64(int64(amount.Pods()))), transfer.Currency, currency, r.ExchangeRates)
+	added, _, known := pricing.Exchange(each.Mul(each, new(big.Rat).SetInt64(int64(amount.Pods()))), transfer.Currency, currency, r.ExchangeRates)
 	if !known {
 		return nil, currency, false
 	}
@@ -62,6 +63,6 @@ func (s *search) rated(i int) (rates *rates, price float64, known bool) {
 		return rates, price, known
 	}
 	each, err := strconv.ParseFloat(transfer.PricePerHour, 64)
-	exchange, known := factor(transfer.Currency, rates.currency, s.request.ExchangeRates)
+	exchange, known := pricing.Factor(transfer.Currency, rates.currency, s.request.ExchangeRates)
 	return rates, price + each*exchange*float64(s.request.Want.Pods()), known && err == nil
 }

@@ -65,7 +65,7 @@ func TestTransfer(t *testing.T) {
 			reason:  "It is not known what is left of the budget.",
 			request: with(with(pods(2, "cpu=1"), budget("9")), func(r *decide.Request) { r.Unpriced = "oslo" }), clusters: []oracleCluster{us}, want: "",
 			rejected: byCluster{"reno": decide.ReasonPriceUnknown},
-			messages: byCluster{"reno": "What oslo provides already has no price in EUR, so it is not known what is left of the budget: set the exchange rates in the BrokerConfig."},
+			messages: byCluster{"reno": "What oslo provides already has no price in EUR, so it is not known what is left of the budget: set the exchange rates in the BrokerConfig, or create the Reservation again."},
 		},
 		"a currency without a rate": {
 			reason:  "The price of the transfer is not known.",

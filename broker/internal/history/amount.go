@@ -12,7 +12,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 )
 
 // Amount is capacity over time, by resource: thousandths of a unit times milliseconds. Sums are
@@ -86,7 +86,7 @@ func (a Amount) Price(prices *broker.Cost) (price *big.Rat, known bool) {
 		// In units times seconds, which is a finite decimal number.
 		list[name] = *resource.NewDecimalQuantity(*inf.NewDecBig(new(big.Int).Set(amount), 6), resource.DecimalSI)
 	}
-	price, _, known = decide.Price(prices, broker.FromList(list))
+	price, _, known = pricing.Of(prices, broker.FromList(list))
 	if !known {
 		return nil, false
 	}

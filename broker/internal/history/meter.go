@@ -13,7 +13,7 @@ import (
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 )
 
 // MaxUnwritten is how many records that have ended a Meter keeps until a store has them.
@@ -168,7 +168,7 @@ func (m *Meter) Observe(ad *broker.ClusterAdvertisement, find Find, now time.Tim
 func (r *metered) promise(provider string, hold *broker.Hold, reservation *broker.Reservation, used capacity.Vector, now time.Time) {
 	share := r.Shares[provider]
 	rate := Rate{Promised: capacity.Ceil(hold.Promised.Totals.List()), Used: used}
-	if price, currency, known := decide.Price(hold.Cost, hold.Promised.Totals); known {
+	if price, currency, known := pricing.Of(hold.Cost, hold.Promised.Totals); known {
 		rate.PricePerHour, rate.Currency = price, currency
 	}
 	if share.Granted.IsZero() && reservation != nil {

@@ -273,14 +273,22 @@ func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decid
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
-		if price, known := request.PriceOf(in.regionOf(h.Cluster), h.Cost, h.Promised); known {
-			request.Committed.Add(request.Committed, price)
-		} else if !h.Promised.Empty() {
-			request.Unpriced = h.Cluster
-		}
+		in.commit(&request, h)
 	}
 	request.Want = want
 	return request, snapshot
+}
+
+// commit takes what a hold costs from the budget of a request.
+func (in Input) commit(request *decide.Request, h Hold) {
+	if request.Budget == nil || h.Promised.Empty() {
+		return
+	}
+	if price, known := request.PriceOf(in.regionOf(h.Cluster), h.Cost, h.Promised); known {
+		request.Committed.Add(request.Committed, price)
+	} else {
+		request.Unpriced = h.Cluster
+	}
 }
 
 // rejected are the clusters that must not be chosen because of their answers so far, because

@@ -10,8 +10,8 @@ import (
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/guest"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -196,8 +196,8 @@ func allocations(in Input) (out []broker.Allocation, resized bool) {
 // allocation is what one provider holds, as the status shows it, before it is accepted.
 func (in Input) allocation(cluster string, cost *broker.Cost, held broker.HeldCapacity) broker.Allocation {
 	allocation := broker.Allocation{Cluster: cluster, Resources: held.Totals, PodSets: held.PodSets}
-	if price, currency, known := decide.Price(cost, held.Totals); known {
-		allocation.PricePerHour = decide.PriceString(price, currency)
+	if price, currency, known := pricing.Of(cost, held.Totals); known {
+		allocation.PricePerHour = text.Price(price, currency)
 	}
 	if ad := in.Advertisement(cluster); ad != nil {
 		allocation.Endpoint = ad.Spec.EndpointURL

@@ -16,7 +16,7 @@ func TestUnknownPriceIsCommitted(t *testing.T) {
 	two := capacity.OfPodSets([]broker.PodSet{{Name: "pods", Count: 2, Requests: broker.FromList(expect.Resources("cpu", "1"))}})
 	for currency, want := range map[string]string{"EUR": "", "USD": "paris"} {
 		ad := &broker.ClusterAdvertisement{Spec: broker.ClusterAdvertisementSpec{ClusterID: "paris"}}
-		ad.Status.Holds = []broker.Hold{{ReservationUID: "r", ReservationName: "r", Requester: "rome", Promised: two, Granted: &two, Cost: &broker.Cost{CPUCost: "0.10", Currency: currency}}}
+		ad.Status.Holds = []broker.Hold{{ReservationUID: "r", ReservationName: "r", Requester: "rome", Attempt: 1, Promised: two, Granted: &two, Cost: &broker.Cost{CPUCost: "0.10", Currency: currency}}}
 		in := Input{
 			Reservation: &broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: "r", UID: "r"}, Spec: broker.ReservationSpec{
 				RequesterID: "rome", Budget: &broker.Budget{MaxPricePerHour: "1", Currency: "EUR"},
@@ -25,6 +25,9 @@ func TestUnknownPriceIsCommitted(t *testing.T) {
 		}
 		if request, _ := (Plan{}).Request(in, two); request.Unpriced != want {
 			t.Errorf("%s: the price of %q is not known, want that of %q", currency, request.Unpriced, want)
+		}
+		if entry := in.Entry().Request; entry.Unpriced != want || (want == "") != (entry.Committed.Cmp(big.NewRat(2, 10)) == 0) {
+			t.Errorf("%s: in the queue %s are committed, and the price of %q is not known", currency, entry.Committed, entry.Unpriced)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math/big"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -15,7 +16,7 @@ import (
 // allocated, or shows where the consumer cannot count on it.
 func (in Input) Entry() queue.Entry {
 	r := in.Reservation
-	return queue.Entry{
+	entry := queue.Entry{
 		Name:     r.Name,
 		UID:      r.UID,
 		Priority: min(r.Spec.Priority, in.Settings.MaxPriority),
@@ -28,10 +29,17 @@ func (in Input) Entry() queue.Entry {
 			Providers: in.providers(),
 			Held:      in.heldAt(),
 			Want:      capacity.Sub(in.Requested(), in.allocated()),
+			Committed: new(big.Rat),
 
 			ExchangeRates: in.Settings.ExchangeRates,
 		},
 	}
+	for _, h := range in.Holds() {
+		if in.counts(h) {
+			in.commit(&entry.Request, h)
+		}
+	}
+	return entry
 }
 
 // allocated is all that the Reservation's status shows as allocated and the consumer can

@@ -6,6 +6,7 @@ package queue
 
 import (
 	"cmp"
+	"math/big"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/conversion"
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -38,8 +40,16 @@ type Entry struct {
 
 func (e *Entry) same(as *Entry) bool {
 	return e.UID == as.UID && e.Priority == as.Priority && e.Since.Equal(as.Since) && e.KeepFree == as.KeepFree &&
-		apiequality.Semantic.DeepEqual(e.Request, as.Request)
+		equal.DeepEqual(e.Request, as.Request)
 }
+
+var equal = func() conversion.Equalities {
+	equalities := apiequality.Semantic.Copy()
+	if err := equalities.AddFunc(func(a, b *big.Rat) bool { return a == b || a != nil && b != nil && a.Cmp(b) == 0 }); err != nil {
+		panic(err)
+	}
+	return equalities
+}()
 
 // compare orders entries: the higher priority first, then the older.
 func compare(a, b *Entry) int {

@@ -2,6 +2,7 @@ package queue_test
 
 import (
 	"fmt"
+	"math/big"
 	"slices"
 	"testing"
 	"time"
@@ -189,6 +190,17 @@ func TestProfits(t *testing.T) {
 		q.Set(entry("e", 0, 1, tc.want))
 		if got := q.Next(1, any)[0].Profits(available); got != tc.profits {
 			t.Errorf("%s: profits is %t", name, got)
+		}
+	}
+}
+
+// TestSame: an entry is replaced if what its Reservation costs has changed.
+func TestSame(t *testing.T) {
+	q := queue.New()
+	for _, cost := range []int64{1, 1, 2} {
+		q.Set(queue.Entry{Name: "r", UID: "r", Request: decide.Request{Committed: big.NewRat(cost, 2)}})
+		if all := q.Entries(); len(all) != 1 || all[0].Request.Committed.Cmp(big.NewRat(cost, 2)) != 0 {
+			t.Errorf("the entries are %+v, want one that costs %d/2", all, cost)
 		}
 	}
 }

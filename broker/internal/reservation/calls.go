@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-dev/spillway/broker/internal/decide"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
 	"github.com/spillway-dev/spillway/broker/internal/plan"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/broker/protocol"
 	"github.com/spillway-dev/spillway/broker/text"
@@ -214,14 +215,14 @@ func (r *Reconciler) recordPriceChange(reservation *broker.Reservation) {
 			if hold.ReservationUID != reservation.UID {
 				continue
 			}
-			locked, currency, known := decide.Price(hold.Cost, hold.Promised.Totals)
-			present, presentCurrency, knownNow := decide.Price(ledger.CostOf(&ad.Spec, hold.Promised), hold.Promised.Totals)
+			locked, currency, known := pricing.Of(hold.Cost, hold.Promised.Totals)
+			present, presentCurrency, knownNow := pricing.Of(ledger.CostOf(&ad.Spec, hold.Promised), hold.Promised.Totals)
 			if !known || !knownNow || currency != presentCurrency || present.Cmp(locked) <= 0 {
 				continue
 			}
-			price := decide.PriceString(present, currency)
+			price := text.Price(present, currency)
 			if r.reportsPrice(reservation.Name, allocation.Cluster, price) {
-				r.recordPrice(reservation, allocation.Cluster, decide.PriceString(locked, currency), price)
+				r.recordPrice(reservation, allocation.Cluster, text.Price(locked, currency), price)
 			}
 		}
 	}

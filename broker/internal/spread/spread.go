@@ -26,6 +26,8 @@ type Domain struct {
 type Division struct {
 	broker.Spread
 	Domains []Domain
+	// Budget is whether room is also limited by prices.
+	Budget bool
 	// of is the domain of each cluster, -1 for none.
 	of []int
 	// level is up to which the domains are filled now, most up to which they may be.
@@ -121,7 +123,11 @@ func (d *Division) Explain(domain *Domain) string {
 	message := fmt.Sprintf("placement.spread allows %d of the pods in %s %s, which has %d", d.level, d.Over, domain.name, domain.Held)
 	for _, least := range d.Domains {
 		if most := least.Held + least.Room; d.level == d.most && least.Counts && most+int64(d.MaxSkew) == d.most {
-			return fmt.Sprintf("%s: %s %s has room for %d, and maxSkew is %d.", message, d.Over, least.name, most, d.MaxSkew)
+			within := ""
+			if d.Budget {
+				within = " within the budget"
+			}
+			return fmt.Sprintf("%s: %s %s has room for %d%s, and maxSkew is %d.", message, d.Over, least.name, most, within, d.MaxSkew)
 		}
 	}
 	return message + "."

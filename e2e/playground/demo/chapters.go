@@ -55,12 +55,12 @@ var cast = environment.Options{Members: []environment.Member{
 	{
 		Name:   first,
 		Nodes:  []environment.NodeGroup{{Prefix: "paris", Count: 3, Resources: capacity("4", 0)}},
-		Values: []string{"cost.cpu=0.03"},
+		Values: []string{"cost.cpu=0.03", "cost.memory=0.004"},
 	},
 	{
 		Name:   second,
 		Nodes:  []environment.NodeGroup{{Prefix: "berlin", Count: 2, Resources: capacity("4", 2), Labels: map[string]string{"nvidia.com/gpu.product": "A100"}}},
-		Values: []string{"cost.cpu=0.05"},
+		Values: []string{"cost.cpu=0.05", "cost.memory=0.006"},
 	},
 }}
 

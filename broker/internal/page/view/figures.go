@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
-	"github.com/spillway-dev/spillway/broker/internal/decide"
+	"github.com/spillway-dev/spillway/broker/internal/pricing"
 	"github.com/spillway-dev/spillway/broker/text"
 )
 
@@ -105,7 +105,7 @@ func priced(p *text.Prices) string {
 
 // addCost adds what a hold costs in an hour.
 func addCost(p *text.Prices, hold *broker.Hold) {
-	price, currency, _ := decide.Price(hold.Cost, hold.Promised.Totals)
+	price, currency, _ := pricing.Of(hold.Cost, hold.Promised.Totals)
 	p.Add(price, currency)
 }
 
