@@ -12,8 +12,8 @@ var remedies = []struct {
 	fix     string
 	reasons []string
 }{
-	{"Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
 	{"Wait for room where the message says, or add nodes there. Or raise maxSkew of placement.spread, or exclude the clusters there (placement.excludeClusters).", []string{"ShareLimited"}},
+	{"Wait: the capacity is requested again when it appears. Or request less, or add nodes to a provider.", []string{ReasonPartialCapacity, ReasonInsufficientCapacity}},
 	{"Wait: the broker asks the providers again. Or correct what they say.", []string{"Refused", "NotAnswering", "Unusable"}},
 	{"Raise the budget of the OverflowPolicy, or wait for a lower price.", []string{"OverBudget"}},
 	{"Let the provider advertise a price for all that is requested (value cost of its agent), and the BrokerConfig have exchange rates between its currency and the budget's.", []string{"PriceUnknown"}},

@@ -83,6 +83,7 @@ func (p *Publisher) tariff(ctx context.Context) (Tariff, error) {
 	parsed, err := ParsePrices(prices.Data, p.Tariff.Base.Currency)
 	if err != nil {
 		log.FromContext(ctx).WithName("advertise").Error(err, "Ignoring prices that are not valid: the previous ones apply", "configMap", p.Prices)
+		p.recorder.Eventf(&prices, nil, corev1.EventTypeWarning, "PricesInvalid", "Advertise", "The previous prices apply, and after a restart those of the agent's flags: %v", err)
 		return p.priced, nil
 	}
 	p.priced = parsed

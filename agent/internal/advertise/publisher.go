@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -23,6 +24,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	spillwayevents "github.com/spillway-dev/spillway/broker/events"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
@@ -68,9 +70,10 @@ type Broker interface {
 // Publisher measures and publishes as long as it is the leader.
 type Publisher struct {
 	Options
-	cached client.Client
-	live   client.Reader
-	broker Broker
+	cached   client.Client
+	recorder events.EventRecorder
+	live     client.Reader
+	broker   Broker
 	// dirty is written to when something has changed, due when an advertisement is to be
 	// sent at once.
 	dirty, due chan struct{}
@@ -105,7 +108,7 @@ func New(communicator Broker, connections Connections, options Options) *Publish
 // SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces and the
 // prices.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
-	p.cached, p.live = mgr.GetClient(), mgr.GetAPIReader()
+	p.cached, p.live, p.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	mark := toolscache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { p.mark() },
 		UpdateFunc: func(before, after any) { p.markIfChanged(before, after) },

@@ -3,6 +3,8 @@ package advertise_test
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -190,6 +192,13 @@ func testPrices(t *testing.T, c client.Client, hub *transporttest.Broker, publis
 	published("the new price", priced("0.04", ""))
 	prices.Data = map[string]string{"cpu": "free", "gpu": "1"}
 	expect.NoError(t, c.Update(t.Context(), prices))
+	expect.Eventually(t, "an event about the prices", func() (bool, string) {
+		var all corev1.EventList
+		expect.NoError(t, c.List(t.Context(), &all, client.InNamespace("default")))
+		return slices.ContainsFunc(all.Items, func(e corev1.Event) bool {
+			return e.InvolvedObject.Name == "prices" && e.Reason == "PricesInvalid" && strings.Contains(e.Message, `"free", is not a decimal number`)
+		}), fmt.Sprint(len(all.Items))
+	})
 	prices.Data = map[string]string{"cpu": "0.05", "gpu": "1"}
 	expect.NoError(t, c.Update(t.Context(), prices))
 	published("the changed prices", priced("0.05", "1"))
