@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -238,7 +239,16 @@ func isWithinBudget(request *decide.Request, cluster *oracleCluster) *capacity.R
 	price, currency, known := pricing.Of(cluster.Spec.Cost, request.Want.Totals)
 	switch {
 	case !known:
-		return reject(decide.ReasonPriceUnknown, "The cluster advertises no price for some of the requested resources, and the request has a budget.")
+		var missing []string
+		for name, quantity := range request.Want.Totals.List() {
+			cost := ptr.Deref(cluster.Spec.Cost, broker.Cost{})
+			price := map[corev1.ResourceName]string{corev1.ResourceCPU: cost.CPUCost, corev1.ResourceMemory: cost.MemoryCost, broker.ResourceGPU: cost.GPUCost, corev1.ResourceEphemeralStorage: cost.StorageCost}
+			if !quantity.IsZero() && price[name] == "" {
+				missing = append(missing, string(name))
+			}
+		}
+		slices.Sort(missing)
+		return reject(decide.ReasonPriceUnknown, "The cluster advertises no price of %s, and the request has a budget.", strings.Join(missing, ", "))
 	case currency != request.Budget.Currency:
 		return reject(decide.ReasonPriceUnknown, "The price is in %s, the budget in %s.", currency, request.Budget.Currency)
 	}

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 	"math/big"
+	"strings"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/internal/ledger"
@@ -40,7 +41,8 @@ func (s *search) priced(e *entry) (message string) {
 	case !known && currency != "" && s.request.noRate(e.spec.Region, currency):
 		return fmt.Sprintf("The price is in %s, and placement.transferPrice in %s.", currency, s.request.Placement.TransferPrice.Currency)
 	case !known:
-		return "The cluster advertises no price for some of the requested resources, and the request has a budget."
+		missing := pricing.Missing(s.cost(e), s.request.Want.Totals)
+		return fmt.Sprintf("The cluster advertises no price of %s, and the request has a budget.", strings.Join(missing, ", "))
 	}
 	exchanged, date, known := pricing.Exchange(price, currency, limit.Currency, s.request.ExchangeRates)
 	if !known {

@@ -34,6 +34,17 @@ func Of(cost *broker.Cost, amount broker.ResourceQuantities) (price *big.Rat, cu
 	return price, cost.Currency, true
 }
 
+// Missing names what an amount has and a cost does not cover, sorted.
+func Missing(cost *broker.Cost, amount broker.ResourceQuantities) (names []string) {
+	for name, quantity := range amount.List() {
+		if _, _, known := Of(cost, broker.FromList(corev1.ResourceList{name: quantity})); !known && !quantity.IsZero() {
+			names = append(names, string(name))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // UnitCost is the price of one unit of a resource, and how much that unit is: one, or one
 // GiB of memory and storage.
 func UnitCost(cost *broker.Cost, name corev1.ResourceName) (price string, unit int64) {

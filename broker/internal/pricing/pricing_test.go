@@ -1,6 +1,7 @@
 package pricing_test
 
 import (
+	"slices"
 	"testing"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -17,5 +18,14 @@ func TestPrice(t *testing.T) {
 	}
 	if _, _, known := pricing.Of(cost, broker.FromList(expect.Resources("nvidia.com/gpu", "1"))); known {
 		t.Error("a price without gpuCost cannot be known for a GPU")
+	}
+	amount := broker.FromList(expect.Resources("cpu", "1", "nvidia.com/gpu", "1", "example.com/dongle", "0"))
+	for _, c := range []struct {
+		cost *broker.Cost
+		want []string
+	}{{cost, []string{"nvidia.com/gpu"}}, {nil, []string{"cpu", "nvidia.com/gpu"}}} {
+		if got := pricing.Missing(c.cost, amount); !slices.Equal(got, c.want) {
+			t.Errorf("%+v has no price of %v, want %v", c.cost, got, c.want)
+		}
 	}
 }
