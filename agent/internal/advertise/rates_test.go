@@ -150,7 +150,7 @@ func TestRatesBeginAndEnd(t *testing.T) {
 	}
 	publisher := advertise.New(hub, &connections{}, advertise.Options{
 		Terms: inventory.Terms{ClusterID: "paris"}, Inventory: tracker, Interval: 30 * time.Second, Clock: clock,
-		Tariff: tariff(t, `[{nodeSelector: {spot: "true"}, cpu: "0.2"}, {from: "22:00", to: "06:00", cpu: "0.5"}]`),
+		Tariff: tariff(t, `[{nodeSelector: {spot: "true"}, cpu: "0.2"}, {from: "22:00", to: "22:10", cpu: "0.5"}]`),
 	})
 	ctx, stop := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
@@ -195,7 +195,7 @@ func TestRatesBeginAndEnd(t *testing.T) {
 		want prices
 	}{
 		{time.Date(2026, 11, 27, 22, 0, 0, 0, time.UTC), prices{Cluster: "0.5", Spot: "0.2"}},
-		{time.Date(2026, 11, 28, 6, 0, 0, 0, time.UTC), prices{Cluster: "1", Spot: "0.2"}},
+		{time.Date(2026, 11, 27, 22, 10, 0, 0, time.UTC), prices{Cluster: "1", Spot: "0.2"}},
 	} {
 		// The clock may step once more while the advertisement is sent.
 		if at := next(change.want); at.Before(change.at) || at.After(change.at.Add(time.Minute)) {
