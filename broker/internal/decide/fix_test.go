@@ -18,6 +18,10 @@ func TestFixes(t *testing.T) {
 	if capacity.Fix(answers.ReasonUnusable) == "" {
 		t.Errorf("nothing is said about %s", answers.ReasonUnusable)
 	}
+	// Where a spread gives a domain no more, it is what the pods wait for: others are only full.
+	if got := capacity.Closest([]broker.ClusterRejection{{Reason: capacity.ReasonInsufficientCapacity}, {Reason: ReasonShareLimited}}); got.Reason != ReasonShareLimited {
+		t.Errorf("the closest is %+v, want that which the spread limits", got)
+	}
 	closest := capacity.Closest([]broker.ClusterRejection{{Cluster: "berlin", Reason: ReasonExcluded}, {Cluster: "oslo", Reason: capacity.ReasonInsufficientCapacity}, {Cluster: "paris", Reason: ReasonNotPreferred}})
 	if closest.Cluster != "oslo" || capacity.Closest(nil) != nil {
 		t.Errorf("the closest is %+v", closest)

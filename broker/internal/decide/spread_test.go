@@ -325,6 +325,24 @@ func TestSpreadKeepsFree(t *testing.T) {
 	}
 }
 
+// TestBudgetKeepsFree: nothing is kept free where what is left of the budget is not enough.
+func TestBudgetKeepsFree(t *testing.T) {
+	snapshot := snapshotOf([]oracleCluster{places("bern", 9, priced("1", "EUR"))})
+	for committed, want := range map[int64]bool{4: true, 5: false} {
+		for name, change := range map[string]func(*decide.Request){"no spread": func(*decide.Request) {}, "a spread": spread("cluster", 1)} {
+			request := with(with(pods(4, "cpu=1"), budget("8")), change)
+			request.Committed = big.NewRat(committed, 1)
+			if got := snapshot.CouldTake(request, 4); got != want {
+				t.Errorf("%s, %d of 8 EUR committed: it could take 4 EUR more: %t", name, committed, got)
+			}
+			request.Committed, request.Unpriced = new(big.Rat), "oslo"
+			if snapshot.CouldTake(request, 4) {
+				t.Errorf("%s: it could take pods, although it is not known what is left", name)
+			}
+		}
+	}
+}
+
 // spreadWorld draws a request with a spread, and clusters of which most may be chosen.
 func spreadWorld(t *rapid.T) (request decide.Request, clusters []oracleCluster) {
 	w := world{t}
