@@ -498,11 +498,9 @@ func (w *world) idle() string {
 				continue
 			}
 			var room int64
+			most := w.mostByDomain(held, r, c.id)
 			for _, provider := range w.providersFor(c.id) {
-				if spreads(r) && !w.hasFewest(held, r, provider.id, c.id) {
-					continue
-				}
-				room += max(provider.capacity-int64(len(provider.localPods()))-w.account(provider).taken(), 0)
+				room += min(w.room(provider), max(most-held.of(r, provider.id), 0))
 			}
 			// A gang needs as much as it lacks, and that may be kept free for it.
 			_, least := pods(r)

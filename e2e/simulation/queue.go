@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -180,17 +181,31 @@ func spreads(r *broker.Reservation) bool {
 	return r.Spec.Placement != nil && r.Spec.Placement.Spread != nil
 }
 
-// hasFewest reports whether a consumer's Reservation with a spread has no more pods at a cluster than at
-// any other one that could provide for it: then it may get one there.
-func (w *world) hasFewest(h *holdings, of *broker.Reservation, at, consumer string) bool {
-	for uid, r := range h.reservations {
-		if strings.HasSuffix(r.Name, string(of.UID)) {
-			return !slices.ContainsFunc(w.providersFor(consumer), func(c *cluster) bool {
-				return h.promised[holdKey{uid, c.id}] < h.promised[holdKey{uid, at}]
-			})
+// room is what is free at a provider.
+func (w *world) room(c *cluster) int64 {
+	return max(c.capacity-int64(len(c.localPods()))-w.account(c).taken(), 0)
+}
+
+// of is what a cluster holds for a consumer's Reservation.
+func (h *holdings) of(r *broker.Reservation, at string) int64 {
+	for uid, copied := range h.reservations {
+		if strings.HasSuffix(copied.Name, string(r.UID)) {
+			return h.promised[holdKey{uid, at}]
 		}
 	}
-	return false
+	return 0
+}
+
+// mostByDomain is how many pods of a consumer's Reservation a provider may hold. With a spread, they are maxSkew
+// more than the fewest that a provider can have, also one that does not answer.
+func (w *world) mostByDomain(h *holdings, r *broker.Reservation, consumer string) int64 {
+	most := int64(math.MaxInt64)
+	for _, c := range w.members() {
+		if spreads(r) && c.id != consumer && c.capacity > 0 {
+			most = min(most, h.of(r, c.id)+w.room(c)+int64(r.Spec.Placement.Spread.MaxSkew))
+		}
+	}
+	return most
 }
 
 // ahead reports whether a gang or a Reservation with a spread waits for which capacity may be kept free
