@@ -2,6 +2,8 @@ package advertise_test
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -126,9 +128,15 @@ func TestInvalidRates(t *testing.T) {
 
 // TestMachineInUTC: its zone has the name of one of the IANA database.
 func TestMachineInUTC(t *testing.T) {
-	local := time.Local
-	t.Cleanup(func() { time.Local = local })
-	time.Local = time.UTC
+	if os.Getenv("TZ") != "UTC" {
+		// In a process of its own: timers read time.Local, so it must not be changed.
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMachineInUTC$")
+		cmd.Env = append(os.Environ(), "TZ=UTC")
+		if output, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, output)
+		}
+		return
+	}
 	for name, want := range map[string]string{"UTC": "", "Local": `the time zone "Local" is unknown`} {
 		_, err := advertise.ParseRates(`[{timeZone: ` + name + `, cpu: "1"}]`)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
