@@ -266,17 +266,36 @@ func rejectionOf(err error) *capacity.Rejection {
 
 // Request is what decides on a capacity, for which the input has a choice.
 func (p Plan) Request(in Input, want broker.HeldCapacity) (decide.Request, decide.Snapshot) {
-	request, snapshot := in.placement()
-	request.Rejected = in.rejected(p)
-	request.Held = in.heldAt()
+	request := in.request(want)
+	request.Weights, request.Records, request.Rejected = in.Settings.Weights, in.Choice.Records, in.rejected(p)
 	for _, h := range in.Holds() {
 		if in.Overdue(h) {
 			h.Promised = capacity.Sub(h.Promised, ledger.Pending(h.Hold))
 		}
 		in.commit(&request, h)
 	}
-	request.Want = want
-	return request, snapshot
+	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
+}
+
+// request is what the Reservation asks of any cluster, before anything is committed.
+func (in Input) request(want broker.HeldCapacity) decide.Request {
+	spec := &in.Reservation.Spec
+	request := decide.Request{
+		Requester: spec.RequesterID,
+		Want:      want,
+		Pin:       spec.TargetClusterID,
+		Placement: spec.Placement,
+		Budget:    spec.Budget,
+		Committed: new(big.Rat),
+		Held:      map[string]broker.HeldCapacity{},
+
+		ExchangeRates: in.Settings.ExchangeRates,
+	}
+	for _, h := range in.Holds() {
+		request.Providers = append(request.Providers, h.Cluster)
+		request.Held[h.Cluster] = in.reliable(h)
+	}
+	return request
 }
 
 // commit takes what a hold costs from the budget of a request.
@@ -330,47 +349,12 @@ func (in Input) holderOfEarlier() string {
 	return ""
 }
 
-// placement is the input for decide, but for what is missing and what is committed.
-func (in Input) placement() (decide.Request, decide.Snapshot) {
-	spec := &in.Reservation.Spec
-	request := decide.Request{
-		Requester: spec.RequesterID,
-		Pin:       spec.TargetClusterID,
-		Placement: spec.Placement,
-		Budget:    spec.Budget,
-		Committed: new(big.Rat),
-		Providers: in.providers(),
-		Weights:   in.Settings.Weights,
-		Records:   in.Choice.Records,
-
-		ExchangeRates: in.Settings.ExchangeRates,
-	}
-	return request, in.Choice.Clusters.KeepFree(in.First, in.RefuseFirst)
-}
-
-// heldAt is that on which the Reservation can count at each provider.
-func (in Input) heldAt() map[string]broker.HeldCapacity {
-	held := map[string]broker.HeldCapacity{}
-	for _, h := range in.Holds() {
-		held[h.Cluster] = in.reliable(h)
-	}
-	return held
-}
-
 // regionOf is the region that a cluster states.
 func (in Input) regionOf(cluster string) string {
 	if ad := in.Advertisement(cluster); ad != nil {
 		return ad.Spec.Region
 	}
 	return ""
-}
-
-// providers are the clusters that hold capacity for the Reservation.
-func (in Input) providers() (clusters []string) {
-	for _, h := range in.Holds() {
-		clusters = append(clusters, h.Cluster)
-	}
-	return clusters
 }
 
 // Growth is what a cluster is asked for.

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"math/big"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -21,18 +20,7 @@ func (in Input) Entry() queue.Entry {
 		UID:      r.UID,
 		Priority: min(r.Spec.Priority, in.Settings.MaxPriority),
 		Since:    queue.Since(r, in.QueueTime).Add(in.handicap()),
-		Request: decide.Request{
-			Requester: r.Spec.RequesterID,
-			Pin:       r.Spec.TargetClusterID,
-			Placement: r.Spec.Placement,
-			Budget:    r.Spec.Budget,
-			Providers: in.providers(),
-			Held:      in.heldAt(),
-			Want:      capacity.Sub(in.Requested(), in.allocated()),
-			Committed: new(big.Rat),
-
-			ExchangeRates: in.Settings.ExchangeRates,
-		},
+		Request:  in.request(capacity.Sub(in.Requested(), in.allocated())),
 	}
 	for _, h := range in.Holds() {
 		if in.counts(h) {
