@@ -117,7 +117,6 @@ func (p *Page) Start(ctx context.Context) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	go p.sweep(ctx)
 	p.Log.Info("Serving the page", "address", p.Listener.Addr().String(), "tls", p.Secure != nil)
 	select {
 	case err := <-served:
@@ -133,20 +132,6 @@ func (p *Page) Start(ctx context.Context) error {
 		return server.Close()
 	}
 	return nil
-}
-
-// sweep ends sessions that are over.
-func (p *Page) sweep(ctx context.Context) {
-	ticker := p.Clock.NewTicker(time.Minute)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C():
-			p.Sessions.Sweep()
-		}
-	}
 }
 
 // withoutClients is a configuration that asks for no client certificate: a browser would ask its user

@@ -140,17 +140,6 @@ func (s *Sessions) User(ctx context.Context, name string) (User, error) {
 	return user, nil
 }
 
-// Sweep ends the sessions that are over, with their tokens.
-func (s *Sessions) Sweep() {
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	for key, open := range s.open {
-		if s.clock.Now().Sub(open.since) >= lifetime {
-			delete(s.open, key)
-		}
-	}
-}
-
 // Close ends a session.
 func (s *Sessions) Close(name string) {
 	s.mutex.Lock()
