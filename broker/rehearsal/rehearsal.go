@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/capacity"
@@ -37,8 +36,7 @@ type Hub struct {
 	newest time.Time
 	// decided is how many Reservations Decide has decided on.
 	decided int
-	// quotas are those of the BrokerConfig, reservations how many Reservations each consumer has.
-	quotas       broker.Quotas
+	// reservations is how many Reservations each consumer has.
 	reservations map[string]int
 }
 
@@ -66,7 +64,7 @@ func New(now time.Time, ads []broker.ClusterAdvertisement, reservations []broker
 	}
 	for i := range configs {
 		if configs[i].Name == settings.Name {
-			h.settings, h.quotas = settings.Of(&configs[i].Spec), ptr.Deref(configs[i].Spec.Quotas, broker.Quotas{})
+			h.settings = settings.Of(&configs[i].Spec)
 		}
 	}
 	for i := range ads {
@@ -105,14 +103,13 @@ func (h *Hub) Notes(requester string, wanted int) (notes []string) {
 		all += n
 	}
 	for _, of := range []struct {
-		quota string
-		has   int
-		most  int32
+		quota     string
+		has, most int
 	}{
-		{"reservationsPerCluster", h.reservations[requester], ptr.Deref(h.quotas.ReservationsPerCluster, 1000)},
-		{"reservations", all, ptr.Deref(h.quotas.Reservations, 50_000)},
+		{"reservationsPerCluster", h.reservations[requester], h.settings.ReservationsPerCluster},
+		{"reservations", all, h.settings.Reservations},
 	} {
-		if of.has+wanted > int(of.most) {
+		if of.has+wanted > of.most {
 			notes = append(notes, fmt.Sprintf("The broker would refuse what exceeds quotas.%s of the BrokerConfig, %d: it has %d Reservations, and this would be %d more.", of.quota, of.most, of.has, wanted))
 		}
 	}

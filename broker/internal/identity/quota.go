@@ -7,20 +7,16 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/settings"
 	"github.com/spillway-dev/spillway/broker/protocol"
 )
 
-const (
-	// defaultClusters is the quota of clusters without a BrokerConfig.
-	defaultClusters = 10000
-	// admissionTTL is the time after which a registration that the cache does not have was
-	// not created, or is deleted.
-	admissionTTL = time.Minute
-)
+// admissionTTL is the time after which a registration that the cache does not have was not
+// created, or is deleted.
+const admissionTTL = time.Minute
 
 // admissions are the registrations that this process has created and that the cache does
 // not have yet, so that concurrent joins stay within the quota.
@@ -45,10 +41,11 @@ func (a *Authority) createRegistration(ctx context.Context, registration *broker
 
 // admit counts a new cluster, unless there are as many as the quota allows.
 func (a *Authority) admit(ctx context.Context, clusterID string) error {
-	quota, err := a.clusterQuota(ctx)
+	config, err := a.config(ctx)
 	if err != nil {
 		return err
 	}
+	quota := settings.Of(&config.Spec).Clusters
 	a.admissions.mutex.Lock()
 	defer a.admissions.mutex.Unlock()
 	var list broker.ClusterRegistrationList
@@ -68,14 +65,4 @@ func (a *Authority) admit(ctx context.Context, clusterID string) error {
 	}
 	a.admissions.at[clusterID] = now
 	return nil
-}
-
-// clusterQuota is the quota of the BrokerConfig, or the default.
-func (a *Authority) clusterQuota(ctx context.Context) (int, error) {
-	config, err := a.config(ctx)
-	if err != nil {
-		return 0, err
-	}
-	// Without the object, the API server has not filled in the default.
-	return int(ptr.Deref(ptr.Deref(config.Spec.Quotas, broker.Quotas{}).Clusters, defaultClusters)), nil
 }

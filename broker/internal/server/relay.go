@@ -33,7 +33,7 @@ func (s *Server) postRelay(w http.ResponseWriter, r *http.Request, caller string
 	// Whether that cluster has joined is not the caller's to know: it gets the same answer, and
 	// the message expires.
 	message.From = caller
-	if err := s.mailboxes.Post(message, s.quotas().relayBytes); err != nil {
+	if err := s.mailboxes.Post(message, s.Store.Settings().RelayBytesPerCluster); err != nil {
 		return err
 	}
 	s.broadcaster.Notify(message.To, "")

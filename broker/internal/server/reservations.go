@@ -135,16 +135,16 @@ func (s *Server) put(ctx context.Context, caller string, want *broker.Reservatio
 
 // create creates a Reservation within the quotas of its requester.
 func (s *Server) create(ctx context.Context, reservation *broker.Reservation) error {
-	limits := s.quotas()
+	limits := s.Store.Settings()
 	if err := s.checkSize(&reservation.Spec); err != nil {
 		return err
 	}
 	requester := reservation.Spec.RequesterID
-	switch s.Store.Admit(requester, reservation.Name, limits.reservations, limits.allReservations) {
+	switch s.Store.Admit(requester, reservation.Name, limits.ReservationsPerCluster, limits.Reservations) {
 	case store.HubFull:
-		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.allReservations)
+		return refuse(protocol.CodeTooMany, "the broker takes %d Reservations of all clusters together: delete those that are not needed, or raise spec.quotas.reservations of the BrokerConfig in the hub", limits.Reservations)
 	case store.QuotaReached:
-		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.reservations)
+		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.ReservationsPerCluster)
 	}
 	if err := s.client.Create(ctx, reservation); err != nil {
 		s.Store.Unadmit(requester, reservation.Name)
@@ -159,7 +159,7 @@ func (s *Server) checkSize(spec *broker.ReservationSpec) error {
 	if err != nil {
 		return err
 	}
-	most := s.quotas().reservationBytes
+	most := s.Store.Settings().ReservationBytes
 	if size > most {
 		return refuse(protocol.CodeTooLarge, "spec has %d bytes, the quota of the broker is %d: shorten its node selectors, affinity or tolerations, or raise spec.quotas.reservationBytes of the BrokerConfig in the hub", size, most)
 	}

@@ -137,8 +137,8 @@ func newServer(client client.Client, live client.Reader, elected <-chan struct{}
 		joiners:     limits.NewRates(options.Clock, limits.Always(5, 10)),
 	}
 	s.writers = limits.NewRates(options.Clock, func() (float64, int) {
-		quotas := s.quotas()
-		return float64(quotas.writesPerSecond), quotas.writeBurst
+		settings := s.Store.Settings()
+		return float64(settings.WritesPerSecond), settings.WriteBurst
 	})
 	return s
 }

@@ -329,7 +329,7 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 	defer func() {
 		expect.NoError(t, c.hub.api.Delete(context.Background(), config))
 		eventually(t, "the limit to be the default again", func() error {
-			if limit := c.hub.server.quotas().writesPerSecond; limit == 1 {
+			if limit := c.hub.server.Store.Settings().WritesPerSecond; limit == 1 {
 				return fmt.Errorf("it is %v", limit)
 			}
 			return nil
@@ -337,7 +337,7 @@ func (c *clusters) testDeletionsAreFree(t *testing.T) {
 	}()
 	// The quota of the test before is refused with the same status.
 	eventually(t, "the limit to apply", func() error {
-		if have := c.hub.server.quotas(); have.writesPerSecond != 1 {
+		if have := c.hub.server.Store.Settings(); have.WritesPerSecond != 1 {
 			return fmt.Errorf("have %+v", have)
 		}
 		return nil
@@ -380,7 +380,7 @@ func (c *clusters) testQuota(t *testing.T) {
 	expect.NoError(t, c.hub.api.Create(t.Context(), config))
 	defer func() { expect.NoError(t, c.hub.api.Delete(context.Background(), config)) }()
 	eventually(t, "the quotas to apply", func() error {
-		if have := c.hub.server.quotas(); have.reservations != 5 || have.reservationBytes != 1024 {
+		if have := c.hub.server.Store.Settings(); have.ReservationsPerCluster != 5 || have.ReservationBytes != 1024 {
 			return fmt.Errorf("have %+v", have)
 		}
 		return nil
@@ -418,7 +418,7 @@ func (c *clusters) testQuota(t *testing.T) {
 	config.Spec.Quotas.Reservations = new(int32(1))
 	expect.NoError(t, c.hub.api.Update(t.Context(), config))
 	eventually(t, "the bound of all to apply", func() error {
-		if have := c.hub.server.quotas(); have.allReservations != 1 {
+		if have := c.hub.server.Store.Settings(); have.Reservations != 1 {
 			return fmt.Errorf("have %+v", have)
 		}
 		return nil
@@ -430,7 +430,7 @@ func (c *clusters) testQuota(t *testing.T) {
 	config.Spec.Quotas.Reservations = nil
 	expect.NoError(t, c.hub.api.Update(t.Context(), config))
 	eventually(t, "the bound to be the default", func() error {
-		if have := c.hub.server.quotas(); have.allReservations < 1000 {
+		if have := c.hub.server.Store.Settings(); have.Reservations < 1000 {
 			return fmt.Errorf("have %+v", have)
 		}
 		return nil

@@ -25,7 +25,7 @@ func watching(r *http.Request) bool { return r.URL.Query().Get("watch") == "true
 // stream serves a source until the caller or the broker ends it.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, caller string, role protocol.Role, source stream.Source) error {
 	// Before the first list, so that no change is missed between the two.
-	subscription := s.broadcaster.Subscribe(caller, role, s.quotas().streams)
+	subscription := s.broadcaster.Subscribe(caller, role, s.Store.Settings().StreamsPerCluster)
 	defer subscription.Close()
 	events, err := s.relist(caller, source, subscription)
 	if err != nil {

@@ -42,6 +42,15 @@ type Settings struct {
 	MaxPriority int32
 	// Admission of clusters about which no operator has decided.
 	Admission broker.Admission
+
+	// Clusters is how many may join. Reservations are those of all, ReservationBytes the size of a
+	// new one's spec.
+	Clusters, Reservations, ReservationBytes int
+	// These limit one cluster: how many Reservations and open streams it has, and the size of the
+	// messages that wait for it, and of those that it has sent.
+	ReservationsPerCluster, StreamsPerCluster, RelayBytesPerCluster int
+	// WritesPerSecond is the rate of a cluster's writes, WriteBurst how many it may make at once.
+	WritesPerSecond, WriteBurst int
 }
 
 // Of fills in the defaults of a BrokerConfig: of one that does not exist, the API server has
@@ -68,6 +77,15 @@ func Of(spec *broker.BrokerConfigSpec) Settings {
 		Capacity:      limit(quotas.CapacityPerCluster),
 		MaxPriority:   ptr.Deref(quotas.MaxPriority, 1000),
 		Admission:     cmp.Or(ptr.Deref(spec.Joining, broker.Joining{}).Admission, broker.AdmissionAutomatic),
+
+		Clusters:               int(ptr.Deref(quotas.Clusters, 10_000)),
+		Reservations:           int(ptr.Deref(quotas.Reservations, 50_000)),
+		ReservationBytes:       int(ptr.Deref(quotas.ReservationBytes, 8<<10)),
+		ReservationsPerCluster: int(ptr.Deref(quotas.ReservationsPerCluster, 1000)),
+		StreamsPerCluster:      int(ptr.Deref(quotas.StreamsPerCluster, 16)),
+		RelayBytesPerCluster:   int(ptr.Deref(quotas.RelayBytesPerCluster, 2<<20)),
+		WritesPerSecond:        int(ptr.Deref(quotas.WritesPerSecond, 20)),
+		WriteBurst:             int(ptr.Deref(quotas.WriteBurst, 200)),
 	}
 }
 

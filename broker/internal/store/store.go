@@ -73,19 +73,15 @@ func New(clock clock.PassiveClock) *Store {
 	}
 }
 
-// Config is the BrokerConfig in use; nil if there is none.
-func (s *Store) Config() *broker.BrokerConfig {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.configs.known[settings.Name]
-}
-
 // Settings are those of the BrokerConfig in use.
 func (s *Store) Settings() settings.Settings {
-	if config := s.Config(); config != nil {
-		return settings.Of(&config.Spec)
+	s.mu.Lock()
+	config := s.configs.known[settings.Name]
+	s.mu.Unlock()
+	if config == nil {
+		config = &broker.BrokerConfig{}
 	}
-	return settings.Of(&broker.BrokerConfigSpec{})
+	return settings.Of(&config.Spec)
 }
 
 // PutReservation adds a version of a Reservation, unless it knows a newer one.
