@@ -43,7 +43,7 @@ func addPage(mgr manager.Manager, o Options, live client.Client, rest *server.Se
 		Ready:    func() error { return rest.Ready(nil) },
 	}
 	if kept != nil {
-		options.History = past{kept.Database, kept.Reference}
+		options.History, options.Reference = kept.Database, kept.Reference
 	}
 	// Only who is on this machine, such as kubectl port-forward, reaches a loopback address.
 	if address, ok := listener.Addr().(*net.TCPAddr); !ok || !address.IP.IsLoopback() {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/internal/page/session"
 	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/broker/text"
@@ -75,15 +76,15 @@ func (p *Page) history(r *http.Request) (any, error) {
 		days = daysToChoose[0]
 	}
 	now := p.Clock.Now().UTC()
-	spent, err := p.History.Spent(ctx, now.AddDate(0, 0, 1-days).Format(time.DateOnly), now.Format(time.DateOnly))
+	rows, err := p.History.Usage(ctx, history.UsageQuery{From: now.AddDate(0, 0, 1-days).Format(time.DateOnly), To: now.Format(time.DateOnly), Period: history.Daily})
 	if err != nil {
 		return nil, err
 	}
-	ended, next, err := p.History.Ended(ctx, view.PageSize, text.TruncateTo(r.URL.Query().Get("from"), 500))
+	ended, err := p.History.List(ctx, history.Query{Limit: view.PageSize, Continue: text.TruncateTo(r.URL.Query().Get("from"), 500)})
 	if err != nil {
 		return nil, err
 	}
-	return view.OfHistory(now, days, spent, ended, next), nil
+	return view.OfHistory(now, days, rows, ended, p.Reference), nil
 }
 
 // pageOf is the number of the page that is asked for.

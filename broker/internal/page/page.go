@@ -14,6 +14,8 @@ import (
 	"golang.org/x/net/netutil"
 	"k8s.io/utils/clock"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/internal/page/session"
 	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/broker/internal/server/limits"
@@ -39,16 +41,7 @@ const (
 	maxForm = 32 << 10
 )
 
-// History answers what has ended, and what capacity was used and cost.
-type History interface {
-	// Ended returns Reservations that have ended, the latest first, and where the next page begins,
-	// empty on the last one. from is that of the page before.
-	Ended(ctx context.Context, limit int, from string) (ended []view.Ended, next string, err error)
-	// Spent returns what was promised and used from a day to another one (2006-01-02).
-	Spent(ctx context.Context, from, to string) ([]view.Spent, error)
-}
-
-// Options of a Page. All but Secure and History are required.
+// Options of a Page. All but Secure, History and Reference are required.
 type Options struct {
 	// Listener without TLS. The page closes it.
 	Listener net.Listener
@@ -59,8 +52,10 @@ type Options struct {
 	Namespace string
 	Store     *store.Store
 	Sessions  *session.Sessions
-	// History is nil if none is kept.
-	History History
+	// History is nil if none is kept. Reference are the prices that usage is compared with; nil for
+	// none.
+	History   history.Store
+	Reference *broker.Cost
 	// Ready is an error on a replica that is not the leader.
 	Ready func() error
 	Clock clock.WithTicker

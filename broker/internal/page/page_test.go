@@ -19,14 +19,16 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/internal/page"
 	"github.com/spillway-dev/spillway/broker/internal/page/session"
-	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/e2e/controlplane"
 	"github.com/spillway-dev/spillway/e2e/expect"
@@ -48,21 +50,21 @@ type served struct {
 
 // past is what has ended, as values, or why it cannot be read.
 type past struct {
-	spent []view.Spent
-	ended []view.Ended
+	rows  []history.UsageRow
+	ended []history.Record
 	err   error
 	// asked is what was asked last.
 	asked string
 }
 
-func (p *past) Ended(_ context.Context, limit int, from string) ([]view.Ended, string, error) {
-	p.asked += fmt.Sprintf(" %d from %q", limit, from)
-	return p.ended, "a&b", p.err
+func (p *past) List(_ context.Context, query history.Query) (history.Page, error) {
+	p.asked += fmt.Sprintf(" %d from %q", query.Limit, query.Continue)
+	return history.Page{Records: p.ended, Continue: "a&b"}, p.err
 }
 
-func (p *past) Spent(_ context.Context, from, to string) ([]view.Spent, error) {
-	p.asked = from + " to " + to
-	return p.spent, p.err
+func (p *past) Usage(_ context.Context, query history.UsageQuery) ([]history.UsageRow, error) {
+	p.asked = fmt.Sprintf("%s %s to %s", query.Period, query.From, query.To)
+	return p.rows, p.err
 }
 
 // everyone may see all, under the name of the token.
@@ -72,11 +74,11 @@ func everyone(_ context.Context, token string) (session.User, error) {
 
 func serve(t *testing.T, secure *tls.Config) *served { return serveWith(t, secure, nil) }
 
-func serveWith(t *testing.T, secure *tls.Config, history page.History) *served {
+func serveWith(t *testing.T, secure *tls.Config, kept history.Store) *served {
 	t.Helper()
 	s := &served{store: store.New(clock.RealClock{}), review: everyone}
 	s.Page = page.New(page.Options{
-		History: history,
+		History: kept,
 		Secure:  secure, Namespace: "spillway-system", Store: s.store, Clock: clock.RealClock{}, Log: logr.Discard(), Ready: func() error { return s.ready },
 		Sessions: session.New(func(ctx context.Context, token string) (session.User, error) { return s.review(ctx, token) }, clock.RealClock{}),
 	})
@@ -168,8 +170,14 @@ var (
 // what the page has of its own.
 func TestHostileViews(t *testing.T) {
 	s := serveWith(t, nil, &past{
-		spent: []view.Spent{{Day: time.Now().UTC().Format(time.DateOnly), Consumer: hostile, Provider: hostile, CoreHours: 1, Currency: hostile, Cost: big.NewRat(1, 1)}},
-		ended: []view.Ended{{Name: hostile, Consumer: hostile, Owner: hostile, Requested: hostile, Reason: hostile, Shares: []view.Share{{Provider: hostile, Why: hostile, Currency: hostile, Cost: big.NewRat(1, 1)}}}},
+		rows: []history.UsageRow{{
+			UsageKey: history.UsageKey{Period: history.DateOf(time.Now()), Requester: hostile, Provider: hostile, Currency: hostile},
+			Sum:      history.Sum{Promised: history.Amount{corev1.ResourceCPU: big.NewInt(capacity.Unit * time.Hour.Milliseconds())}, Cost: big.NewRat(1, 1)},
+		}},
+		ended: []history.Record{{
+			Name: hostile, Requester: hostile, Namespace: hostile, Owner: hostile, Requested: hostile, Reason: hostile,
+			Shares: map[string]history.Share{hostile: {Why: hostile, Currency: hostile, PricePerHour: big.NewRat(1, 1)}},
+		}},
 	})
 	s.put()
 	b := s.signIn(t, "ada")
@@ -422,15 +430,15 @@ func TestHistory(t *testing.T) {
 	if a := do(t, s.signIn(t, "ada"), http.MethodGet, s.url+"/history", nil); a.StatusCode != http.StatusOK || !strings.Contains(a.body, "keeps no history") {
 		t.Errorf("without a history: %s", a.Status)
 	}
-	kept := &past{ended: []view.Ended{{Name: "web-ended", Consumer: "rome", Ended: time.Now()}}}
+	kept := &past{ended: []history.Record{{Name: "web-ended", Requester: "rome", Ended: time.Now()}}}
 	s = serveWith(t, nil, kept)
 	b := s.signIn(t, "ada")
 	today := time.Now().UTC()
 	day := func(before int) string { return today.AddDate(0, 0, -before).Format(time.DateOnly) }
 	for query, want := range map[string]string{
-		"":                     day(29) + " to " + day(0) + ` 100 from ""`,
-		"?days=365&from=a%26b": day(364) + " to " + day(0) + ` 100 from "a&b"`,
-		"?days=100000":         day(29) + " to " + day(0) + ` 100 from ""`,
+		"":                     "day " + day(29) + " to " + day(0) + ` 100 from ""`,
+		"?days=365&from=a%26b": "day " + day(364) + " to " + day(0) + ` 100 from "a&b"`,
+		"?days=100000":         "day " + day(29) + " to " + day(0) + ` 100 from ""`,
 	} {
 		a := do(t, b, http.MethodGet, s.url+"/history"+query, nil)
 		if a.StatusCode != http.StatusOK || !strings.Contains(a.body, "web-ended") || strings.Contains(a.body, "page.js") || !strings.Contains(a.body, "from=a%26b") {

@@ -14,9 +14,9 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
 
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/internal/page"
 	"github.com/spillway-dev/spillway/broker/internal/page/session"
-	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/broker/internal/store"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -63,11 +63,11 @@ func TestSlowReaders(t *testing.T) {
 // stuck is a history that does not answer.
 type stuck struct{ asked chan struct{} }
 
-func (stuck) Ended(ctx context.Context, _ int, _ string) ([]view.Ended, string, error) {
-	return nil, "", ctx.Err()
+func (stuck) List(ctx context.Context, _ history.Query) (history.Page, error) {
+	return history.Page{}, ctx.Err()
 }
 
-func (s stuck) Spent(ctx context.Context, _, _ string) ([]view.Spent, error) {
+func (s stuck) Usage(ctx context.Context, _ history.UsageQuery) ([]history.UsageRow, error) {
 	s.asked <- struct{}{}
 	<-ctx.Done()
 	return nil, ctx.Err()
@@ -75,8 +75,8 @@ func (s stuck) Spent(ctx context.Context, _, _ string) ([]view.Spent, error) {
 
 // TestBusy: who waits for others for too long gets an answer, and no document is without bounds.
 func TestBusy(t *testing.T) {
-	history := stuck{make(chan struct{}, 2)}
-	s := serveWith(t, nil, history)
+	kept := stuck{make(chan struct{}, 2)}
+	s := serveWith(t, nil, kept)
 	b := s.signIn(t, "ada")
 	for range 2 {
 		go func() {
@@ -85,13 +85,13 @@ func TestBusy(t *testing.T) {
 				_ = response.Body.Close()
 			}
 		}()
-		<-history.asked
+		<-kept.asked
 	}
 	began := time.Now()
 	if a := do(t, b, http.MethodGet, s.url+"/history", nil); a.StatusCode != http.StatusServiceUnavailable || !strings.Contains(a.body, "other views") || time.Since(began) > 8*time.Second {
 		t.Errorf("%s after %s:\n%s", a.Status, time.Since(began), a.body)
 	}
-	s = serveWith(t, nil, &past{ended: []view.Ended{{Name: strings.Repeat("x", 5<<20)}}})
+	s = serveWith(t, nil, &past{ended: []history.Record{{Name: strings.Repeat("x", 5<<20)}}})
 	if a := do(t, s.signIn(t, "ada"), http.MethodGet, s.url+"/history", nil); a.StatusCode != http.StatusServiceUnavailable || len(a.body) > 1<<20 {
 		t.Errorf("a view without bounds: %s, %d bytes", a.Status, len(a.body))
 	}

@@ -11,38 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/text"
 )
-
-// Ended is a Reservation that has ended, as a history has it. Times are zero for what has not happened.
-type Ended struct {
-	Name, Consumer, Owner, Requested, Reason string
-	Asked, Ended                             time.Time
-	Shares                                   []Share
-}
-
-// Share is what one provider gave it.
-type Share struct {
-	Provider, Why                string
-	Most                         corev1.ResourceList
-	Granted, FirstUsed, Released time.Time
-	// CoreHours were promised, and UsedCoreHours used of them.
-	CoreHours, UsedCoreHours float64
-	// Cost in Currency; nil if the provider stated no price.
-	Cost     *big.Rat
-	Currency string
-}
-
-// Spent is what one consumer was promised by one provider in a day (2006-01-02, UTC), at prices in one
-// currency.
-type Spent struct {
-	Day, Consumer, Provider  string
-	CoreHours, UsedCoreHours float64
-	// Cost in Currency, which is empty for what had no known price; Reference is what the same would
-	// have cost at reference prices, nil if there are none.
-	Cost, Reference *big.Rat
-	Currency        string
-}
 
 // History is the view of what has ended, and of use and cost over time.
 type History struct {
@@ -86,7 +58,7 @@ type EndedRow struct {
 	Shares                                   []ShareRow
 }
 
-// ShareRow is a Share as people read it.
+// ShareRow is what one provider gave it.
 type ShareRow struct {
 	Provider, Why, Most, Hours, Used, Cost string
 	Granted, FirstUsed, Released           *Moment
@@ -98,17 +70,24 @@ type sums struct {
 	cost, saved text.Prices
 }
 
-func (s *sums) add(row *Spent) {
-	s.hours += row.CoreHours
-	s.used += row.UsedCoreHours
+// add adds a row, and what was saved with it; nil if that is not known.
+func (s *sums) add(row *history.UsageRow, saved *big.Rat) {
+	promised := cores(row.Promised)
+	s.hours += promised
+	s.used += cores(row.Used)
 	if row.Currency == "" || row.Cost == nil {
-		s.cost.Unknown = s.cost.Unknown || row.CoreHours > 0
+		s.cost.Unknown = s.cost.Unknown || promised > 0
 		return
 	}
 	s.cost.Add(row.Cost, row.Currency)
-	if row.Reference != nil {
-		s.saved.Add(new(big.Rat).Sub(row.Reference, row.Cost), row.Currency)
+	if saved != nil {
+		s.saved.Add(saved, row.Currency)
 	}
+}
+
+func cores(amount history.Amount) float64 {
+	hours, _ := amount.Hours(corev1.ResourceCPU).Float64()
+	return hours
 }
 
 func (s *sums) share() string {
@@ -118,22 +97,24 @@ func (s *sums) share() string {
 	return fmt.Sprintf("%.0f %%", min(100, 100*s.used/s.hours))
 }
 
-// OfHistory is the view of days up to now, and of a page of what has ended.
-func OfHistory(now time.Time, days int, spent []Spent, ended []Ended, next string) History {
-	v := History{Days: days, Next: next}
+// OfHistory is the view of days up to now, and of a page of what has ended. reference are the prices
+// that the cost is compared with; nil for none.
+func OfHistory(now time.Time, days int, rows []history.UsageRow, ended history.Page, reference *broker.Cost) History {
+	v := History{Days: days, Next: ended.Continue}
 	var all sums
 	byDay, byPair := map[string]*sums{}, map[pair]*sums{}
-	for i := range spent {
-		row := &spent[i]
-		key := pair{row.Consumer, row.Provider}
-		if byDay[row.Day] == nil {
-			byDay[row.Day] = &sums{}
+	for i := range rows {
+		row := &rows[i]
+		key := pair{row.Requester, row.Provider}
+		_, saved, _ := row.Saving(row.Currency, reference)
+		if byDay[row.Period] == nil {
+			byDay[row.Period] = &sums{}
 		}
 		if byPair[key] == nil {
 			byPair[key] = &sums{}
 		}
-		for _, s := range []*sums{&all, byDay[row.Day], byPair[key]} {
-			s.add(row)
+		for _, s := range []*sums{&all, byDay[row.Period], byPair[key]} {
+			s.add(row, saved)
 		}
 	}
 	v.Hours, v.Used, v.Cost = decimal(all.hours), all.share(), priced(&all.cost)
@@ -148,8 +129,8 @@ func OfHistory(now time.Time, days int, spent []Spent, ended []Ended, next strin
 		return cmp.Or(cmp.Compare(byPair[pair{b.Consumer, b.Provider}].hours, byPair[pair{a.Consumer, a.Provider}].hours), cmp.Compare(a.Consumer, b.Consumer), cmp.Compare(a.Provider, b.Provider))
 	})
 	v.Pairs = v.Pairs[:min(len(v.Pairs), PageSize)]
-	for i := range ended {
-		v.Rows = append(v.Rows, endedRow(now, &ended[i]))
+	for i := range ended.Records {
+		v.Rows = append(v.Rows, endedRow(now, &ended.Records[i]))
 	}
 	return v
 }
@@ -196,19 +177,20 @@ func (v *History) charts(now time.Time, byDay map[string]*sums, all sums) {
 	}
 }
 
-func endedRow(now time.Time, e *Ended) EndedRow {
+func endedRow(now time.Time, r *history.Record) EndedRow {
 	row := EndedRow{
-		Name: e.Name, Consumer: e.Consumer, Owner: cmp.Or(strings.Trim(e.Owner, "/"), "made by hand"), Requested: e.Requested, Reason: text.TruncateTo(e.Reason, maxQuoted),
-		Asked: moment(e.Asked, now), Ended: moment(e.Ended, now),
+		Name: r.Name, Consumer: r.Requester, Owner: cmp.Or(strings.Trim(r.Namespace+"/"+r.Owner, "/"), "made by hand"), Requested: r.Requested, Reason: text.TruncateTo(r.Reason, maxQuoted),
+		Asked: moment(r.Asked, now), Ended: moment(r.Ended, now),
 	}
-	for _, s := range e.Shares {
-		used := sums{hours: s.CoreHours, used: s.UsedCoreHours}
+	for _, provider := range slices.Sorted(maps.Keys(r.Shares)) {
+		s := r.Shares[provider]
+		used := sums{hours: cores(s.Total.Promised), used: cores(s.Total.Used)}
 		share := ShareRow{
-			Provider: s.Provider, Why: text.TruncateTo(s.Why, maxQuoted), Most: amounts(s.Most), Hours: decimal(s.CoreHours), Used: used.share(), Cost: "unknown",
+			Provider: provider, Why: text.TruncateTo(s.Why, maxQuoted), Most: amounts(s.Most.List()), Hours: decimal(used.hours), Used: used.share(), Cost: "unknown",
 			Granted: moment(s.Granted, now), FirstUsed: moment(s.FirstUsed, now), Released: moment(s.Released, now),
 		}
-		if s.Cost != nil {
-			share.Cost = text.Price(s.Cost, s.Currency)
+		if s.PricePerHour != nil {
+			share.Cost = text.Price(cmp.Or(s.Total.Cost, new(big.Rat)), s.Currency)
 		}
 		row.Shares = append(row.Shares, share)
 	}

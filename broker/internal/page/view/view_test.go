@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
+	"github.com/spillway-dev/spillway/broker/internal/history"
 	"github.com/spillway-dev/spillway/broker/internal/page/view"
 	"github.com/spillway-dev/spillway/e2e/expect"
 )
@@ -293,23 +296,35 @@ func TestFigures(t *testing.T) {
 }
 
 func TestHistory(t *testing.T) {
-	spent := []view.Spent{
-		{Day: "2026-11-28", Consumer: "rome", Provider: "paris", CoreHours: 30, UsedCoreHours: 15, Cost: big.NewRat(3, 2), Reference: big.NewRat(4, 1), Currency: "EUR"},
-		{Day: "2026-11-27", Consumer: "rome", Provider: "paris", CoreHours: 10, UsedCoreHours: 20, Cost: big.NewRat(1, 2), Currency: "EUR"},
-		{Day: "2026-11-27", Consumer: "rome", Provider: "berlin", CoreHours: 5},
-		{Day: "2026-11-22", Consumer: "oslo", Provider: "paris", CoreHours: 60, UsedCoreHours: 60, Cost: big.NewRat(2, 1), Currency: "USD"},
+	cores := func(hours int64) history.Amount {
+		return history.Amount{corev1.ResourceCPU: big.NewInt(hours * capacity.Unit * time.Hour.Milliseconds())}
 	}
-	ended := []view.Ended{
+	row := func(day, consumer, provider, currency string, promised, used int64, cost *big.Rat) history.UsageRow {
+		return history.UsageRow{
+			UsageKey: history.UsageKey{Period: day, Requester: consumer, Provider: provider, Currency: currency},
+			Sum:      history.Sum{Promised: cores(promised), Used: cores(used), Cost: cost},
+		}
+	}
+	rows := []history.UsageRow{
+		row("2026-11-28", "rome", "paris", "EUR", 30, 15, big.NewRat(3, 2)),
+		row("2026-11-27", "rome", "paris", "EUR", 10, 20, big.NewRat(1, 2)),
+		row("2026-11-27", "rome", "berlin", "", 5, 0, nil),
+		row("2026-11-22", "oslo", "paris", "USD", 60, 60, big.NewRat(2, 1)),
+	}
+	ended := history.Page{Continue: "more", Records: []history.Record{
 		{
-			Name: "web", Consumer: "rome", Owner: "shop/web", Requested: "5 pods", Reason: "Deleted", Asked: now.Add(-3 * time.Hour), Ended: now.Add(-time.Hour),
-			Shares: []view.Share{{
-				Provider: "paris", Why: "score 61.20", Most: expect.Resources("cpu", "5"), Granted: now.Add(-3 * time.Hour), FirstUsed: now.Add(-2 * time.Hour), Released: now.Add(-time.Hour),
-				CoreHours: 10, UsedCoreHours: 5, Cost: big.NewRat(1, 2), Currency: "EUR",
-			}},
+			Name: "web", Requester: "rome", Namespace: "shop", Owner: "web", Requested: "5 pods", Reason: "Deleted", Asked: now.Add(-3 * time.Hour), Ended: now.Add(-time.Hour),
+			Shares: map[string]history.Share{
+				"paris": {
+					Why: "score 61.20", Most: capacity.Floor(expect.Resources("cpu", "5")), Granted: now.Add(-3 * time.Hour), FirstUsed: now.Add(-2 * time.Hour), Released: now.Add(-time.Hour),
+					Total: history.Sum{Promised: cores(10), Used: cores(5), Cost: big.NewRat(1, 2)}, PricePerHour: big.NewRat(1, 6), Currency: "EUR",
+				},
+				"rome": {PricePerHour: big.NewRat(1, 6), Currency: "EUR"},
+			},
 		},
-		{Name: "idle", Consumer: "rome", Ended: now.Add(-2 * time.Hour), Shares: []view.Share{{Provider: "berlin"}}},
-	}
-	got := view.OfHistory(now, 7, spent, ended, "more")
+		{Name: "idle", Requester: "rome", Ended: now.Add(-2 * time.Hour), Shares: map[string]history.Share{"berlin": {Total: history.Sum{Cost: new(big.Rat)}}}},
+	}}
+	got := view.OfHistory(now, 7, rows, ended, &broker.Cost{CPUCost: "0.1125", Currency: "EUR"})
 	if got.Hours != "105" || got.Used != "90 %" || got.Cost != "2.00 EUR + 2.00 USD + unknown" || got.Saved != "2.50 EUR" || got.Next != "more" {
 		t.Errorf("%+v", got)
 	}
@@ -330,10 +345,13 @@ func TestHistory(t *testing.T) {
 	}, got.Rows[0].Shares[0]); diff != "" {
 		t.Error(diff)
 	}
+	if row := got.Rows[0]; row.Consumer != "rome" || row.Owner != "shop/web" || len(row.Shares) != 2 || row.Shares[1].Provider != "rome" || row.Shares[1].Cost != "0.00 EUR" {
+		t.Errorf("%+v", row)
+	}
 	if idle := got.Rows[1]; idle.Owner != "made by hand" || idle.Asked != nil || idle.Shares[0].Cost != "unknown" || idle.Shares[0].Used != "–" {
 		t.Errorf("%+v", idle)
 	}
-	if none := view.OfHistory(now, 365, nil, nil, ""); none.Cost != "–" || none.Used != "–" || len(none.Use.Bars) != 0 {
+	if none := view.OfHistory(now, 365, nil, history.Page{}, nil); none.Cost != "–" || none.Used != "–" || len(none.Use.Bars) != 0 {
 		t.Errorf("%+v", none)
 	}
 }
