@@ -146,10 +146,13 @@ func (s *Server) create(ctx context.Context, reservation *broker.Reservation) er
 	case store.QuotaReached:
 		return refuse(protocol.CodeTooMany, "cluster %s has %d Reservations at the broker, its quota: delete those that are not needed, or raise spec.quotas.reservationsPerCluster of the BrokerConfig in the hub", requester, limits.ReservationsPerCluster)
 	}
+	defer s.Store.Unadmit(requester, reservation.Name)
 	if err := s.client.Create(ctx, reservation); err != nil {
-		s.Store.Unadmit(requester, reservation.Name)
 		return err
 	}
+	created := reservation.DeepCopy()
+	created.ManagedFields = nil // as the watch shows it
+	s.Store.PutReservation(created)
 	return nil
 }
 

@@ -1,14 +1,5 @@
 package store
 
-import (
-	"maps"
-	"time"
-)
-
-// admissionTTL is the time after which a creation that the watch has not shown does not
-// count any more: the object was deleted before the watch saw it.
-const admissionTTL = time.Minute
-
 // Admission is why a new Reservation is admitted or not.
 type Admission int
 
@@ -21,47 +12,30 @@ const (
 	HubFull
 )
 
-// Admit reserves a requester's place for a new Reservation, which Unadmit gives back if
-// it is not created. limit is the maximum number of the requester, total of all.
+// Admit reserves a requester's place for a new Reservation until PutReservation adds it, or Unadmit
+// gives the place back. limit is the maximum number of the requester, total of all.
 func (s *Store) Admit(requester, name string, limit, total int) Admission {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
-	pending := s.admitted[requester]
-	maps.DeleteFunc(pending, func(_ string, at time.Time) bool { return now.Sub(at) >= admissionTTL })
-	if _, again := pending[name]; !again {
-		own, all := len(s.byRequester[requester])+len(pending), len(s.reservations.known)
-		for _, of := range s.admitted {
-			for _, at := range of {
-				if now.Sub(at) < admissionTTL {
-					all++
-				}
-			}
-		}
-		if own >= limit {
-			return QuotaReached
-		}
-		if all >= total {
-			return HubFull
-		}
+	all := len(s.reservations.known)
+	for _, creating := range s.creating {
+		all += len(creating)
 	}
-	if pending == nil {
-		pending = map[string]time.Time{}
-		s.admitted[requester] = pending
+	_, again := s.creating[requester][name]
+	switch {
+	case again:
+	case len(s.byRequester[requester])+len(s.creating[requester]) >= limit:
+		return QuotaReached
+	case all >= total:
+		return HubFull
 	}
-	pending[name] = now
+	s.creating.add(requester, name)
 	return Admitted
 }
 
-// Unadmit gives back the place of a Reservation that was not created.
+// Unadmit gives back the place of a Reservation that is not being created any more.
 func (s *Store) Unadmit(requester, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unadmitLocked(requester, name)
-}
-
-func (s *Store) unadmitLocked(requester, name string) {
-	if delete(s.admitted[requester], name); len(s.admitted[requester]) == 0 {
-		delete(s.admitted, requester)
-	}
+	s.creating.remove(requester, name)
 }

@@ -50,9 +50,8 @@ type Store struct {
 	holders names
 	// byRequester are the names of the Reservations of each cluster.
 	byRequester names
-	// admitted has, by requester, the Reservations that are being created and that no watch
-	// has shown yet.
-	admitted map[string]map[string]time.Time
+	// creating are the names of those that are being created, and are not known yet.
+	creating names
 	// newest is the latest time by which a Reservation is ordered in the queue.
 	newest time.Time
 }
@@ -69,7 +68,7 @@ func New(clock clock.PassiveClock) *Store {
 		unwritable:     map[string]bool{},
 		holders:        names{},
 		byRequester:    names{},
-		admitted:       map[string]map[string]time.Time{},
+		creating:       names{},
 	}
 }
 
@@ -97,7 +96,7 @@ func (s *Store) PutReservation(r *broker.Reservation) {
 	}
 	s.byRequester.add(r.Spec.RequesterID, r.Name)
 	s.reservations.known[r.Name] = r
-	s.unadmitLocked(r.Spec.RequesterID, r.Name)
+	s.creating.remove(r.Spec.RequesterID, r.Name)
 }
 
 // RemoveReservation forgets a Reservation that is gone, and no newer one of its name.

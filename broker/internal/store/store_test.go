@@ -63,8 +63,14 @@ func TestRemovedReservationStaysGone(t *testing.T) {
 	if got := s.Reservation("r"); got == nil {
 		t.Error("the end of the first one removed the second")
 	}
+	// The watch may have shown the end of one before its own creation has returned.
+	s.RemoveReservation(version("third", "6"))
+	s.PutReservation(version("third", "5"))
+	if got := s.Reservation("r"); got == nil || got.UID != "second" {
+		t.Errorf("one that was created and deleted at once is back: %v", got)
+	}
 	clock.Step(goneFor + time.Second)
-	s.RemoveReservation(version("second", "5"))
+	s.RemoveReservation(version("second", "7"))
 	if len(s.reservations.gone) != 1 || len(s.reservations.removals) != 1 {
 		t.Errorf("%d and %d are remembered", len(s.reservations.gone), len(s.reservations.removals))
 	}
@@ -111,19 +117,17 @@ func TestReceipts(t *testing.T) {
 
 // All consumers together have a bounded number of Reservations.
 func TestReservationsOfAllAreBounded(t *testing.T) {
-	start := time.Unix(1_000_000, 0)
-	now := testclock.NewFakeClock(start)
-	s := New(now)
+	s := New(testclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	const limit, total = 60, 100
 	admit := func(requester string, want Admission, count int) {
 		t.Helper()
 		for i := range count {
-			name := fmt.Sprint(requester, "-", now.Now().Unix(), "-", i)
+			name := fmt.Sprint(requester, "-", i)
 			if got := s.Admit(requester, name, limit, total); got != want {
 				t.Fatalf("number %d of %s: %v, want %v", i+1, requester, got, want)
 			}
 			if want == Admitted && i%2 == 0 {
-				// The watch has shown it.
+				// It is created.
 				s.PutReservation(&broker.Reservation{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: broker.ReservationSpec{RequesterID: requester}})
 			}
 		}
@@ -133,7 +137,13 @@ func TestReservationsOfAllAreBounded(t *testing.T) {
 	admit("rome", QuotaReached, 1)
 	admit("oslo", Admitted, 10)
 	admit("lima", HubFull, 1)
-	// What the watch has not shown for long does not count any more.
-	now.SetTime(start.Add(admissionTTL))
+	if s.Admit("rome", "rome-1", limit, total) != Admitted {
+		t.Error("one that is being created is refused when it is requested again")
+	}
+	// What is not created does not count any more.
+	for i := 1; i < 18; i += 2 {
+		s.Unadmit("rome", fmt.Sprint("rome-", i))
+	}
 	admit("lima", Admitted, 9)
+	admit("oslo", HubFull, 1)
 }
