@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
+	"slices"
 	"syscall"
 	"time"
 
@@ -49,15 +50,15 @@ func benchDecide(name string, clusters, aim int) error {
 		requests[i] = randomRequest(random, i)
 	}
 	one := func(i int) error {
-		snapshot := store.Snapshot(nil)
-		decision := decide.Choose(requests[i%len(requests)], snapshot)
-		if decision.Cluster == "" {
+		parts, _, _ := decide.Split(requests[i%len(requests)], store.Snapshot(nil),
+			func(spec *broker.ClusterAdvertisementSpec, _ []broker.Hold, part broker.HeldCapacity) ([]broker.Hold, *capacity.Rejection) {
+				after := slices.Concat(holds[spec.ClusterID], []broker.Hold{{ReservationUID: "new", ReservationName: "new", Requester: "consumer-new", Promised: part}})
+				store.Upsert(spec, after)
+				return after, nil
+			})
+		if len(parts) == 0 {
 			return errors.New("a request fits nowhere")
 		}
-		spec, _ := snapshot.Cluster(decision.Cluster)
-		store.Upsert(spec, append(holds[decision.Cluster], broker.Hold{
-			ReservationUID: "new", ReservationName: "new", Requester: "consumer-new", Promised: decision.Placement,
-		}))
 		return nil
 	}
 	run := func(d time.Duration) (n int, cpu time.Duration, err error) {

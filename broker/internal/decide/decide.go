@@ -1,4 +1,4 @@
-// Package decide chooses the provider for a request. Choose is a pure function of
+// Package decide chooses the providers for a request. Split is a pure function of
 // the request and of a snapshot of what the clusters advertise and the ledger
 // holds: the same input gives the same answer, in whatever order the clusters
 // are listed.
@@ -73,17 +73,6 @@ const MaxProviders = 50
 // DefaultWeights of the score, in percent.
 var DefaultWeights = broker.ScoreWeights{Resources: 70, Cost: 30}
 
-// Decision is the outcome of a request.
-type Decision struct {
-	// Cluster that was chosen; "" if not even one pod fits anywhere.
-	Cluster string
-	// Placement is what fits there; Complete whether that is all of the request.
-	Placement broker.HeldCapacity
-	Complete  bool
-	// Decision explains the choice.
-	broker.Decision
-}
-
 // Reasons of rejections, besides those of package capacity.
 const (
 	ReasonRequesterItself = "RequesterItself"
@@ -113,25 +102,6 @@ func Eligible(request *Request, spec *broker.ClusterAdvertisementSpec, active, f
 	s := search{request: *request, activity: func(string) (bool, bool) { return active, fresh }}
 	s.prepareBudget()
 	return s.filter(newEntry(nil, spec, nil)) == ""
-}
-
-// Choose picks the cluster with the best score among those where all of the
-// request fits, or, if there is none, the one where most pods fit. Ties go to the
-// better score, then to the first by cluster ID. An empty request chooses none.
-func Choose(request Request, snapshot Snapshot) Decision {
-	if request.Want.Empty() {
-		return Decision{}
-	}
-	s := newSearch(request, snapshot)
-	defer s.free()
-	s.evaluate()
-	s.compare()
-	decision := Decision{Decision: s.report(nil)}
-	decision.Scores = s.addScores(nil)
-	if s.best >= 0 {
-		decision.Cluster, decision.Placement, decision.Complete = s.id(s.best), s.placement(), s.complete
-	}
-	return decision
 }
 
 // Explain reports why each cluster is not chosen, by cluster ID.
@@ -194,6 +164,9 @@ type Place func(spec *broker.ClusterAdvertisementSpec, holds []broker.Hold, amou
 // Split chooses clusters, one after the other, until all of the request is placed or
 // no cluster takes any more. A cluster that takes a part is not rejected if all of
 // the request is placed. Only the first choice packs the request in every cluster.
+// Each choice is the cluster with the best score among those where all of what is left
+// fits, or, if there is none, the one where most pods fit. Ties go to the better score,
+// then to the first by cluster ID.
 func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missing broker.HeldCapacity, decision broker.Decision) {
 	if request.Want.Empty() {
 		return nil, request.Want, decision

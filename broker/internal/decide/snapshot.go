@@ -85,15 +85,6 @@ type Snapshot struct {
 	activity Activity
 }
 
-// Cluster returns what is known of a cluster; nil if it is unknown.
-func (s Snapshot) Cluster(id string) (*broker.ClusterAdvertisementSpec, []broker.Hold) {
-	at, found := find(s.entries, id)
-	if !found {
-		return nil, nil
-	}
-	return s.entries[at].spec, s.entries[at].holds
-}
-
 // entry is what is known of one cluster. What is computed from it does not change any
 // more.
 type entry struct {
