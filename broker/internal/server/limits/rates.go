@@ -6,15 +6,12 @@ import (
 
 	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 )
 
-const (
-	// maxLimiters is the maximum number of callers with a rate limiter of their own.
-	maxLimiters = 1 << 16
-	// cleanupPeriod is the minimum time between two searches for limiters that are not
-	// needed any more.
-	cleanupPeriod = time.Second
-)
+// maxLimiters is the maximum number of callers whose rate is known: who called longest ago is
+// forgotten.
+const maxLimiters = 1 << 16
 
 // Rates limit the rate of each caller.
 type Rates struct {
@@ -22,14 +19,14 @@ type Rates struct {
 	// limits are the current ones.
 	limits func() (perSecond float64, burst int)
 
-	mutex     sync.Mutex
-	byKey     map[string]*rate.Limiter
-	cleanedAt time.Time
+	mutex sync.Mutex
+	// byKey are the limiters (*rate.Limiter) of callers.
+	byKey *lru.Cache
 }
 
 // NewRates returns Rates with the limits that are current at each call.
 func NewRates(clock clock.PassiveClock, limits func() (perSecond float64, burst int)) *Rates {
-	return &Rates{clock: clock, limits: limits, byKey: map[string]*rate.Limiter{}}
+	return &Rates{clock: clock, limits: limits, byKey: lru.New(maxLimiters)}
 }
 
 // Always are limits that do not change.
@@ -44,20 +41,11 @@ func (r *Rates) Take(key string, n int) (wait time.Duration) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	now := r.clock.Now()
-	limiter, known := r.byKey[key]
-	if !known {
-		if len(r.byKey) >= maxLimiters && now.Sub(r.cleanedAt) >= cleanupPeriod {
-			r.cleanup(now)
-		}
-		if len(r.byKey) >= maxLimiters {
-			// All further callers share one limiter.
-			key = ""
-			limiter, known = r.byKey[key]
-		}
-	}
-	if !known {
+	known, _ := r.byKey.Get(key)
+	limiter, _ := known.(*rate.Limiter)
+	if limiter == nil {
 		limiter = rate.NewLimiter(rate.Limit(perSecond), burst)
-		r.byKey[key] = limiter
+		r.byKey.Add(key, limiter)
 	}
 	if limiter.Limit() != rate.Limit(perSecond) || limiter.Burst() != burst {
 		limiter.SetLimitAt(now, rate.Limit(perSecond))
@@ -69,16 +57,6 @@ func (r *Rates) Take(key string, n int) (wait time.Duration) {
 	}
 	missing := float64(n) - limiter.TokensAt(now)
 	return time.Duration(missing / perSecond * float64(time.Second))
-}
-
-// cleanup deletes the limiters that are full again: a new one is the same.
-func (r *Rates) cleanup(now time.Time) {
-	r.cleanedAt = now
-	for key, limiter := range r.byKey {
-		if limiter.TokensAt(now) >= float64(limiter.Burst()) {
-			delete(r.byKey, key)
-		}
-	}
 }
 
 // InProgress counts the calls of each caller that are in progress.
