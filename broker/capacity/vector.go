@@ -31,18 +31,11 @@ func Ceil(list corev1.ResourceList) Vector { return vectorOf(list, true) }
 // amount.
 func ceilOf(q *broker.ResourceQuantities) Vector {
 	v := Vector{}
-	set := func(name corev1.ResourceName, amount *resource.Quantity) {
-		if amount != nil && !amount.IsZero() {
-			v[name] = milli(*amount, true)
+	q.Each(func(name corev1.ResourceName, amount resource.Quantity) {
+		if !amount.IsZero() {
+			v[name] = milli(amount, true)
 		}
-	}
-	set(corev1.ResourceCPU, q.CPU)
-	set(corev1.ResourceMemory, q.Memory)
-	set(broker.ResourceGPU, q.GPU)
-	set(corev1.ResourceEphemeralStorage, q.Storage)
-	for name, amount := range q.Extended {
-		set(name, &amount)
-	}
+	})
 	return v
 }
 

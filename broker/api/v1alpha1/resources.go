@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -12,8 +13,7 @@ import (
 // ResourceGPU is the name of the resource in the gpu field of ResourceQuantities.
 const ResourceGPU corev1.ResourceName = "nvidia.com/gpu"
 
-// PodsOfTotal is how many pods may run on a divisible total, which has no number of pods:
-// the kubelet's default for one node.
+// PodsOfTotal is how many pods may run on a divisible total: the kubelet's default for one node.
 const PodsOfTotal = 110
 
 // ResourceQuantities is an amount of resources. An unset field is zero.
@@ -31,8 +31,7 @@ type ResourceQuantities struct {
 	Extended map[corev1.ResourceName]resource.Quantity `json:"extended,omitempty"`
 }
 
-// FromList converts a Kubernetes resource list. Zero amounts and the resource "pods"
-// are omitted.
+// FromList converts a Kubernetes resource list, without zero amounts and the resource "pods".
 func FromList(list corev1.ResourceList) ResourceQuantities {
 	var q ResourceQuantities
 	for name, amount := range list {
@@ -60,37 +59,39 @@ func FromList(list corev1.ResourceList) ResourceQuantities {
 	return q
 }
 
-// List converts q to a Kubernetes resource list without zero amounts. The caller owns
-// the result.
-func (q ResourceQuantities) List() corev1.ResourceList {
-	list := corev1.ResourceList{}
-	set := func(name corev1.ResourceName, amount *resource.Quantity) {
-		if amount != nil && !amount.IsZero() {
-			list[name] = amount.DeepCopy()
+// Each calls f for each amount that is set, with its Kubernetes name.
+func (q *ResourceQuantities) Each(f func(name corev1.ResourceName, amount resource.Quantity)) {
+	names := [...]corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, ResourceGPU, corev1.ResourceEphemeralStorage}
+	for i, amount := range [...]*resource.Quantity{q.CPU, q.Memory, q.GPU, q.Storage} {
+		if amount != nil {
+			f(names[i], *amount)
 		}
 	}
-	set(corev1.ResourceCPU, q.CPU)
-	set(corev1.ResourceMemory, q.Memory)
-	set(ResourceGPU, q.GPU)
-	set(corev1.ResourceEphemeralStorage, q.Storage)
 	for name, amount := range q.Extended {
-		set(name, &amount)
+		f(name, amount)
 	}
+}
+
+// List is q as a Kubernetes resource list of the caller's, without zero amounts.
+func (q ResourceQuantities) List() corev1.ResourceList {
+	list := corev1.ResourceList{}
+	q.Each(func(name corev1.ResourceName, amount resource.Quantity) {
+		if !amount.IsZero() {
+			list[name] = amount.DeepCopy()
+		}
+	})
 	return list
 }
 
 // String formats q as "cpu 300m, memory 64Mi", sorted by name; "nothing" if empty.
 func (q ResourceQuantities) String() string {
 	list := q.List()
-	if len(list) == 0 {
-		return "nothing"
-	}
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		amount := list[name]
 		parts = append(parts, string(name)+" "+amount.String())
 	}
-	return strings.Join(parts, ", ")
+	return cmp.Or(strings.Join(parts, ", "), "nothing")
 }
 
 // AddTo adds b to a in place and returns a, or a new list if a is nil.

@@ -327,20 +327,13 @@ func charges(spec *broker.ClusterAdvertisementSpec, status *broker.ClusterAdvert
 // addTo adds amounts to a sum in place. A change of a ledger adds up all of its holds:
 // nothing is copied.
 func addTo(sum corev1.ResourceList, q *broker.ResourceQuantities) {
-	add := func(name corev1.ResourceName, amount *resource.Quantity) {
-		if amount != nil && !amount.IsZero() {
+	q.Each(func(name corev1.ResourceName, amount resource.Quantity) {
+		if !amount.IsZero() {
 			have := sum[name]
-			have.Add(*amount)
+			have.Add(amount)
 			sum[name] = have
 		}
-	}
-	add(corev1.ResourceCPU, q.CPU)
-	add(corev1.ResourceMemory, q.Memory)
-	add(broker.ResourceGPU, q.GPU)
-	add(corev1.ResourceEphemeralStorage, q.Storage)
-	for name, amount := range q.Extended {
-		add(name, &amount)
-	}
+	})
 }
 
 func total(lists map[string]corev1.ResourceList) corev1.ResourceList {

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -61,24 +62,13 @@ func mayHaveExponent(body []byte) bool {
 
 // validateAmounts refuses negative quantities: they would add capacity that does not
 // exist. The CRDs validate only some of them, because of the cost of CEL rules.
-func validateAmounts(field string, amounts broker.ResourceQuantities) error {
-	validate := func(name string, amount *resource.Quantity) error {
-		if amount != nil && amount.Sign() < 0 {
-			return refuse(protocol.CodeInvalid, "%s: %s must not be negative", field, short(name))
+func validateAmounts(field string, amounts broker.ResourceQuantities) (err error) {
+	amounts.Each(func(name corev1.ResourceName, amount resource.Quantity) {
+		if err == nil && amount.Sign() < 0 {
+			err = refuse(protocol.CodeInvalid, "%s: %s must not be negative", field, short(string(name)))
 		}
-		return nil
-	}
-	for name, amount := range map[string]*resource.Quantity{"cpu": amounts.CPU, "memory": amounts.Memory, "gpu": amounts.GPU, "storage": amounts.Storage} {
-		if err := validate(name, amount); err != nil {
-			return err
-		}
-	}
-	for name, amount := range amounts.Extended {
-		if err := validate(string(name), &amount); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
+	return err
 }
 
 // validateUse limits what becomes part of the Reservation's status.

@@ -94,17 +94,8 @@ func limit(most *broker.ResourceQuantities) capacity.Vector {
 	if most == nil {
 		return nil
 	}
-	limit := capacity.Vector{corev1.ResourceCPU: 0, corev1.ResourceMemory: 0, broker.ResourceGPU: 0, corev1.ResourceEphemeralStorage: 0}
-	for name, amount := range map[corev1.ResourceName]*resource.Quantity{
-		corev1.ResourceCPU: most.CPU, corev1.ResourceMemory: most.Memory, broker.ResourceGPU: most.GPU, corev1.ResourceEphemeralStorage: most.Storage,
-	} {
-		if amount == nil {
-			delete(limit, name)
-		}
-	}
-	for name := range most.Extended {
-		limit[name] = 0
-	}
+	limit := capacity.Vector{}
+	most.Each(func(name corev1.ResourceName, _ resource.Quantity) { limit[name] = 0 })
 	maps.Copy(limit, capacity.Floor(most.List()))
 	return limit
 }
