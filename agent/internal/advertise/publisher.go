@@ -130,9 +130,6 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	return mgr.Add(p)
 }
 
-// NeedLeaderElection makes only the leader of several replicas advertise.
-func (p *Publisher) NeedLeaderElection() bool { return true }
-
 func (p *Publisher) mark() { signal(p.dirty) }
 
 // Connected makes the Publisher send a beat at once, because the broker may be one that

@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
@@ -17,11 +16,6 @@ import (
 
 // resyncInterval is how often all consumers are enqueued.
 const resyncInterval = time.Minute
-
-// leaderRunnable is a manager.Runnable that needs leader election.
-type leaderRunnable struct{ manager.RunnableFunc }
-
-func (leaderRunnable) NeedLeaderElection() bool { return true }
 
 // resync enqueues every consumer for which anything exists here, so that it is
 // cleaned up even if the deletion of its instruction was missed, and JudgeAll.

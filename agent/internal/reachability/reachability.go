@@ -81,9 +81,6 @@ func New(c client.Client, namespace string, clock clock.Clock, changed func()) *
 // SetupWithManager adds the Prober to the manager.
 func (p *Prober) SetupWithManager(mgr ctrl.Manager) error { return mgr.Add(p) }
 
-// NeedLeaderElection makes only the leader of several replicas probe.
-func (p *Prober) NeedLeaderElection() bool { return true }
-
 // Start probes until ctx ends.
 func (p *Prober) Start(ctx context.Context) error {
 	for {

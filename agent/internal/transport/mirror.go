@@ -65,9 +65,6 @@ func (m *Mirror[View]) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection makes the manager start a Mirror on the leader only.
-func (m *Mirror[View]) NeedLeaderElection() bool { return true }
-
 // Synced reports whether the first Relist was received. Until then the absence
 // of a view has no meaning.
 func (m *Mirror[View]) Synced() bool {

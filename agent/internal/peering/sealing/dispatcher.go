@@ -112,9 +112,6 @@ func NewDispatcher(messenger *Messenger, options DispatcherOptions) *Dispatcher 
 	}
 }
 
-// NeedLeaderElection makes only the leader handle messages.
-func (d *Dispatcher) NeedLeaderElection() bool { return true }
-
 // Start handles messages until ctx ends, and returns after the last of them.
 func (d *Dispatcher) Start(ctx context.Context) error {
 	d.messenger.broker.Watch(ctx, "", func(event protocol.Event) {
