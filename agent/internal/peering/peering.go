@@ -113,7 +113,8 @@ type Driver interface {
 	// Observe lists the peerings that exist in any state, so that a restarted agent
 	// finds all of them.
 	Observe(ctx context.Context) ([]Observed, error)
-	// Tolerations are those that a pod needs for the provider's virtual node.
+	// Tolerations are those that a pod needs for the provider's virtual node: that of
+	// Spillway's taint for this provider only, and the driver's.
 	Tolerations(clusterID string) []corev1.Toleration
 	// Carry makes what a pod refers to, such as ConfigMaps and Secrets, available to its
 	// guest. It is called for each pod on the virtual node until it is done, and from then

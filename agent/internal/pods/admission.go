@@ -83,13 +83,6 @@ func missing(pod *corev1.Pod, required []corev1.Toleration) []corev1.Toleration 
 	return out
 }
 
-// required returns the tolerations for a provider's virtual node: that of the overflow
-// taint, with operator Equal, because it admits to one provider, and the driver's.
-func (r *Reconciler) required(provider string) []corev1.Toleration {
-	overflow := corev1.Toleration{Key: broker.TaintOverflow, Operator: corev1.TolerationOpEqual, Value: provider, Effect: corev1.TaintEffectNoSchedule}
-	return append([]corev1.Toleration{overflow}, slices.DeleteFunc(r.driver.Tolerations(provider), func(t corev1.Toleration) bool { return t == overflow })...)
-}
-
 // admit adds the tolerations for virtual nodes with free slots to pending pods of Spillway's
 // scheduler that the webhook has not steered: that name it themselves, or by default if it
 // is the only one, and were created while the webhook was not available or in a namespace
@@ -102,9 +95,9 @@ func (r *Reconciler) admit(ctx context.Context, reservation *broker.Reservation,
 		}
 	}
 	var conflict error
-	for _, a := range Admissions(need.Pending, free, r.required) {
+	for _, a := range Admissions(need.Pending, free, r.driver.Tolerations) {
 		changed := a.Pod.DeepCopy()
-		changed.Spec.Tolerations = append(changed.Spec.Tolerations, missing(a.Pod, r.required(a.Provider))...)
+		changed.Spec.Tolerations = append(changed.Spec.Tolerations, missing(a.Pod, r.driver.Tolerations(a.Provider))...)
 		err := r.client.Patch(ctx, changed, client.MergeFromWithOptions(a.Pod, client.MergeFromWithOptimisticLock{}))
 		if apierrors.IsNotFound(err) {
 			continue

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/agent/internal/virtualnode"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
@@ -95,7 +96,7 @@ func (s *providerState) observe(pods []*corev1.Pod, now time.Time) {
 // deletes those of DaemonSets that wait for the virtual node.
 func (r *Reconciler) reconcileProvider(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 	provider := request.Name
-	node, err := virtualnode.ReadNode(ctx, r.client, provider)
+	node, err := session.Node(ctx, r.client, provider)
 	if err != nil || node != nil && !virtualnode.IsVirtual(node, provider) {
 		return reconcile.Result{}, err
 	}

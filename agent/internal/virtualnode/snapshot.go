@@ -13,6 +13,7 @@ import (
 	nodeutil "k8s.io/component-helpers/node/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	"github.com/spillway-dev/spillway/agent/internal/podindex"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/charge"
@@ -91,7 +92,7 @@ func (r *Reconciler) gather(ctx context.Context, reader client.Reader, provider 
 		return nil, err
 	}
 	s.Count(index, r.ResolveOwners(ctx))
-	s.Node, err = ReadNode(ctx, r.client, provider)
+	s.Node, err = session.Node(ctx, r.client, provider)
 	return s, err
 }
 
@@ -228,23 +229,11 @@ func boundTo(ctx context.Context, reader client.Reader, nodeName string) (provid
 	if provider = podindex.ProviderOf(nodeName); provider == "" {
 		return "", nil
 	}
-	node, err := ReadNode(ctx, reader, provider)
+	node, err := session.Node(ctx, reader, provider)
 	if err != nil || node != nil && !IsVirtual(node, provider) {
 		return "", err
 	}
 	return provider, nil
-}
-
-// ReadNode reads a provider's virtual node; nil if there is none.
-func ReadNode(ctx context.Context, reader client.Reader, provider string) (*corev1.Node, error) {
-	node, name := &corev1.Node{}, broker.VirtualNodeName(provider)
-	switch err := reader.Get(ctx, client.ObjectKey{Name: name}, node); {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("reading node %s: %w", name, err)
-	}
-	return node, nil
 }
 
 // ReadyCondition is the condition Ready of a node; nil if it has none, or if there is

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
+	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 )
 
@@ -193,8 +194,11 @@ func (d *Driver) Observe(context.Context) ([]peering.Observed, error) {
 }
 
 // Tolerations implements peering.Driver.
-func (d *Driver) Tolerations(string) []corev1.Toleration {
-	return []corev1.Toleration{{Key: "driver.example.com/not-allowed", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
+func (d *Driver) Tolerations(clusterID string) []corev1.Toleration {
+	return []corev1.Toleration{
+		session.Toleration(clusterID),
+		{Key: "driver.example.com/not-allowed", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	}
 }
 
 // Provider is a peering.Provider.
