@@ -2,6 +2,7 @@ package explain
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -250,24 +251,19 @@ func (w *walk) raise(policy *broker.OverflowPolicy, requested, pod corev1.Resour
 			n++
 		}
 	}
-	var fields, extended []string
+	limits := corev1.ResourceList{}
 	for _, name := range short {
 		amount, each := requested[name], pod[name].DeepCopy()
 		each.Mul(max(n, 1))
 		amount.Add(each)
-		if field := fieldOf(name); field != "" {
-			fields = append(fields, fmt.Sprintf(`"%s":"%s"`, field, amount.String()))
-		} else {
-			extended = append(extended, fmt.Sprintf(`"%s":"%s"`, name, amount.String()))
-		}
+		limits[name] = amount
 	}
-	if len(extended) > 0 {
-		fields = append(fields, `"extended":{`+strings.Join(extended, ",")+"}")
-	}
+	// Quantities can always be marshalled.
+	most, _ := json.Marshal(broker.FromList(limits))
 	return &Fix{
 		Message:  "Request less, let other Reservations of the namespace end, or raise maxResources of the policy.",
 		Manual:   true,
-		Commands: []string{fmt.Sprintf(`kubectl patch overflowpolicy %s --type=merge -p '{"spec":{"maxResources":{%s}}}'`, policy.Name, strings.Join(fields, ","))},
+		Commands: []string{fmt.Sprintf(`kubectl patch overflowpolicy %s --type=merge -p '{"spec":{"maxResources":%s}}'`, policy.Name, most)},
 	}
 }
 
@@ -291,17 +287,4 @@ func terms(policy *broker.OverflowPolicy) string {
 		return ""
 	}
 	return " (" + strings.Join(all, "; ") + ")"
-}
-
-// fieldOf returns the field of ResourceQuantities for a resource, empty for an extended one.
-func fieldOf(name corev1.ResourceName) string {
-	switch name {
-	case corev1.ResourceCPU, corev1.ResourceMemory:
-		return string(name)
-	case broker.ResourceGPU:
-		return "gpu"
-	case corev1.ResourceEphemeralStorage:
-		return "storage"
-	}
-	return ""
 }

@@ -132,7 +132,7 @@ func lacks(path string, schema property, of reflect.Type) (fields []string) {
 	if of.Kind() != reflect.Struct || of.PkgPath() != reflect.TypeFor[broker.Reservation]().PkgPath() {
 		return nil
 	}
-	for field := range fieldsOf(of) {
+	for field := range of.Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch inner, there := schema.Properties[name]; {
 		case name == "" && field.Anonymous:
@@ -145,15 +145,4 @@ func lacks(path string, schema property, of reflect.Type) (fields []string) {
 		}
 	}
 	return fields
-}
-
-// fieldsOf yields the fields of a struct.
-func fieldsOf(of reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for i := range of.NumField() {
-			if !yield(of.Field(i)) {
-				return
-			}
-		}
-	}
 }
