@@ -76,6 +76,15 @@ func (c *Client) current() (*protocol.Client, <-chan struct{}, error) {
 	return client, changed, nil
 }
 
+// do makes a call with a client that trusts the current CA.
+func (c *Client) do(call func(*protocol.Client) error) error {
+	client, _, err := c.current()
+	if err != nil {
+		return err
+	}
+	return call(client)
+}
+
 // PublishAdvertisement replaces this cluster's advertisement at the broker. It returns a
 // *protocol.OutdatedError if the broker has a later one.
 func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAdvertisementSpec) error {
@@ -92,75 +101,46 @@ func (c *Client) PublishAdvertisement(ctx context.Context, spec broker.ClusterAd
 
 // Beat reports whether the broker has this cluster's advertisement as it is.
 func (c *Client) Beat(ctx context.Context, beat protocol.Beat) (known bool, err error) {
-	client, _, err := c.current()
-	if err != nil {
-		return false, err
-	}
-	return client.Beat(ctx, beat)
+	err = c.do(func(client *protocol.Client) (err error) { known, err = client.Beat(ctx, beat); return err })
+	return known, err
 }
 
 // PutReservation creates or updates a reservation at the broker.
-func (c *Client) PutReservation(ctx context.Context, request protocol.ReservationRequest) (protocol.ConsumerView, error) {
-	client, _, err := c.current()
-	if err != nil {
-		return protocol.ConsumerView{}, err
-	}
-	return client.PutReservation(ctx, request)
+func (c *Client) PutReservation(ctx context.Context, request protocol.ReservationRequest) (view protocol.ConsumerView, err error) {
+	err = c.do(func(client *protocol.Client) (err error) { view, err = client.PutReservation(ctx, request); return err })
+	return view, err
 }
 
 // DeleteReservation releases a reservation at the broker; it succeeds if there is
 // none with this ID.
 func (c *Client) DeleteReservation(ctx context.Context, id string) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.DeleteReservation(ctx, id)
+	return c.do(func(client *protocol.Client) error { return client.DeleteReservation(ctx, id) })
 }
 
 // Usage sums up what this cluster's pods were given.
-func (c *Client) Usage(ctx context.Context, query url.Values) (protocol.UsageList, error) {
-	client, _, err := c.current()
-	if err != nil {
-		return protocol.UsageList{}, err
-	}
-	return client.Usage(ctx, query)
+func (c *Client) Usage(ctx context.Context, query url.Values) (list protocol.UsageList, err error) {
+	err = c.do(func(client *protocol.Client) (err error) { list, err = client.Usage(ctx, query); return err })
+	return list, err
 }
 
 // AckProvider reports the provider's decision about a hold.
 func (c *Client) AckProvider(ctx context.Context, id string, ack protocol.ProviderAck) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.AckProvider(ctx, id, ack)
+	return c.do(func(client *protocol.Client) error { return client.AckProvider(ctx, id, ack) })
 }
 
 // AckRequester reports the consumer's progress on a reservation.
 func (c *Client) AckRequester(ctx context.Context, id string, ack protocol.RequesterAck) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.AckRequester(ctx, id, ack)
+	return c.do(func(client *protocol.Client) error { return client.AckRequester(ctx, id, ack) })
 }
 
 // Renew renews the lease of a reservation.
 func (c *Client) Renew(ctx context.Context, id string, uid types.UID) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.Renew(ctx, id, uid)
+	return c.do(func(client *protocol.Client) error { return client.Renew(ctx, id, uid) })
 }
 
 // Relay sends a sealed message to another cluster. Delivery is not guaranteed.
 func (c *Client) Relay(ctx context.Context, message protocol.RelayMessage) error {
-	client, _, err := c.current()
-	if err != nil {
-		return err
-	}
-	return client.Relay(ctx, message)
+	return c.do(func(client *protocol.Client) error { return client.Relay(ctx, message) })
 }
 
 // Watch implements transport.Watcher. It waits for an identity and reconnects
