@@ -83,16 +83,6 @@ type Capacity struct {
 // Parked reports whether the capacity is that of a parked node.
 func (c Capacity) Parked() bool { return len(c.Resources) == 0 }
 
-// Observed is the observed state of one peering.
-type Observed struct {
-	// ClusterID of the provider.
-	ClusterID string
-	// Peered is whether the handshake is complete and its credentials are valid.
-	Peered bool
-	// Node is the virtual node, nil if it does not exist.
-	Node *corev1.Node
-}
-
 // Driver is the consumer's side of a peering technology.
 type Driver interface {
 	// EnsurePeering peers this cluster with a provider and keeps the credentials
@@ -110,9 +100,9 @@ type Driver interface {
 	// here and, through the relay, at the provider. It is done when nothing is left,
 	// or when an unreachable provider is no longer waited for.
 	Teardown(ctx context.Context, peer Peer) (Progress, error)
-	// Observe lists the peerings that exist in any state, so that a restarted agent
-	// finds all of them.
-	Observe(ctx context.Context) ([]Observed, error)
+	// Observe lists the providers of the peerings that exist in any state, sorted, so that
+	// a restarted agent finds all of them.
+	Observe(ctx context.Context) ([]string, error)
 	// Tolerations are those that a pod needs for the provider's virtual node: that of
 	// Spillway's taint for this provider only, and the driver's.
 	Tolerations(clusterID string) []corev1.Toleration

@@ -139,8 +139,8 @@ func (r *Reconciler) resync(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Failed to list peerings")
 		}
-		for _, p := range peerings {
-			r.Enqueue(p.ClusterID)
+		for _, provider := range peerings {
+			r.Enqueue(provider)
 		}
 	}, ResyncPeriod)
 	return nil

@@ -265,15 +265,14 @@ func (r *Reconciler) reconcileIdle(ctx context.Context, state *peeringState, s *
 	if err != nil {
 		return 0, fmt.Errorf("listing peerings: %w", err)
 	}
-	i := slices.IndexFunc(peerings, func(o peering.Observed) bool { return o.ClusterID == s.Provider })
-	if i < 0 && !state.terminating {
+	if !slices.Contains(peerings, s.Provider) && !state.terminating {
 		r.deleteState(s.Provider)
 		return 0, nil
 	}
 	if !state.terminating {
 		now := r.Clock.Now()
 		if keep := keepPeering(s, state.lastGrant, now, r.PeeringIdleTime, r.FinishedPodRetention); keep > 0 {
-			if peerings[i].Node == nil && s.Node == nil {
+			if s.Node == nil {
 				return keep, nil
 			}
 			parked, err := r.driver.EnsureCapacity(ctx, state.peer, NodePlan(s))

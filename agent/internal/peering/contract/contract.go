@@ -173,12 +173,8 @@ func (s *suite) cordon(unschedulable bool) {
 // expectPeerings compares what the driver observes.
 func (s *suite) expectPeerings(want ...string) {
 	s.t.Helper()
-	observed, err := s.Driver().Observe(s.t.Context())
+	got, err := s.Driver().Observe(s.t.Context())
 	expect.NoError(s.t, err)
-	var got []string
-	for _, o := range observed {
-		got = append(got, o.ClusterID)
-	}
 	if !slices.Equal(got, want) {
 		s.t.Errorf("observed peerings: got %v, want %v", got, want)
 	}

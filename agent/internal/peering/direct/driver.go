@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -199,22 +198,14 @@ func (d *Driver) storeReply(ctx context.Context, r *record) error {
 	return nil
 }
 
-// Observe lists the peerings that exist in any state.
-func (d *Driver) Observe(ctx context.Context) ([]peering.Observed, error) {
+// Observe lists the providers of the peerings that exist in any state.
+func (d *Driver) Observe(ctx context.Context) (providers []string, err error) {
 	records, err := d.records(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var observed []peering.Observed
 	for _, r := range records {
-		o := peering.Observed{ClusterID: r.Provider, Peered: r.connected() && !r.ending() && d.Clock.Now().Before(r.expires)}
-		if o.Node, err = session.Node(ctx, d.Client, r.Provider); err != nil {
-			return nil, err
-		}
-		observed = append(observed, o)
+		providers = append(providers, r.Provider)
 	}
-	slices.SortFunc(observed, func(a, b peering.Observed) int { return strings.Compare(a.ClusterID, b.ClusterID) })
-	return observed, nil
+	slices.Sort(providers)
+	return providers, err
 }
 
 // Tolerations for a provider's virtual node.

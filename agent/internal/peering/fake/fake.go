@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
@@ -93,7 +92,6 @@ func (r *recorder) enter(c Call) (progress peering.Progress, err error, proceed 
 type Driver struct {
 	recorder
 	peerings map[string]peering.Capacity
-	nodes    map[string]bool
 	unmapped map[string]peering.Unmapped
 	// Changed, if set before use, is called with what a virtual node provides after
 	// every change, nil after its removal: a test makes a Node of it.
@@ -104,7 +102,7 @@ var _ peering.Driver = &Driver{}
 
 // NewDriver returns a Driver without peerings.
 func NewDriver() *Driver {
-	return &Driver{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, peerings: map[string]peering.Capacity{}, nodes: map[string]bool{}, unmapped: map[string]peering.Unmapped{}}
+	return &Driver{recorder: recorder{errs: map[string]error{}, waiting: map[string]peering.Progress{}}, peerings: map[string]peering.Capacity{}, unmapped: map[string]peering.Unmapped{}}
 }
 
 // EnsurePeering implements peering.Driver.
@@ -130,7 +128,7 @@ func (d *Driver) EnsureCapacity(_ context.Context, peer peering.Peer, capacity p
 	if _, ok := d.peerings[peer.ClusterID]; !ok {
 		return peering.Waiting("NotPeered", "not peered with "+peer.ClusterID), nil
 	}
-	d.peerings[peer.ClusterID], d.nodes[peer.ClusterID] = capacity, true
+	d.peerings[peer.ClusterID] = capacity
 	if d.Changed != nil {
 		if err := d.Changed(peer.ClusterID, &capacity); err != nil {
 			return peering.Progress{}, err
@@ -166,7 +164,6 @@ func (d *Driver) Teardown(_ context.Context, peer peering.Peer) (peering.Progres
 		return progress, err
 	}
 	delete(d.peerings, peer.ClusterID)
-	delete(d.nodes, peer.ClusterID)
 	if d.Changed != nil {
 		if err := d.Changed(peer.ClusterID, nil); err != nil {
 			return peering.Progress{}, err
@@ -176,21 +173,13 @@ func (d *Driver) Teardown(_ context.Context, peer peering.Peer) (peering.Progres
 }
 
 // Observe implements peering.Driver.
-func (d *Driver) Observe(context.Context) ([]peering.Observed, error) {
+func (d *Driver) Observe(context.Context) ([]string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, err, proceed := d.enter(Call{Method: "Observe"}); !proceed {
 		return nil, err
 	}
-	var out []peering.Observed
-	for _, id := range slices.Sorted(maps.Keys(d.peerings)) {
-		o := peering.Observed{ClusterID: id, Peered: true}
-		if d.nodes[id] {
-			o.Node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: broker.VirtualNodeName(id), Labels: map[string]string{broker.LabelProvider: id}}}
-		}
-		out = append(out, o)
-	}
-	return out, nil
+	return slices.Sorted(maps.Keys(d.peerings)), nil
 }
 
 // Tolerations implements peering.Driver.

@@ -192,7 +192,7 @@ func (d *Driver) createIdentity(ctx context.Context, provider string, namespace 
 }
 
 // Observe lists the peerings that exist in any state.
-func (d *Driver) Observe(ctx context.Context) ([]peering.Observed, error) {
+func (d *Driver) Observe(ctx context.Context) ([]string, error) {
 	var namespaces corev1.NamespaceList
 	if err := d.Client.List(ctx, &namespaces, session.Managed, client.MatchingLabels{consts.TenantNamespaceLabel: "true"}); err != nil {
 		return nil, fmt.Errorf("listing tenant namespaces: %w", err)
@@ -210,20 +210,7 @@ func (d *Driver) Observe(ctx context.Context) ([]peering.Observed, error) {
 	for i := range virtualNodes.Items {
 		providers[string(virtualNodes.Items[i].Spec.ClusterID)] = true
 	}
-	var observed []peering.Observed
-	for _, provider := range slices.Sorted(maps.Keys(providers)) {
-		identity, err := session.Find(ctx, d.Client, liqo.TenantNamespace(provider), controlPlaneIdentity(provider), &authv1beta1.Identity{})
-		if err != nil {
-			return nil, fmt.Errorf("reading the identity for %s: %w", provider, err)
-		}
-		node, err := session.Node(ctx, d.Client, provider)
-		if err != nil {
-			return nil, err
-		}
-		peered := identity != nil && identity.DeletionTimestamp.IsZero() && identity.Status.KubeconfigSecretRef != nil
-		observed = append(observed, peering.Observed{ClusterID: provider, Peered: peered, Node: node})
-	}
-	return observed, nil
+	return slices.Sorted(maps.Keys(providers)), nil
 }
 
 // Tolerations for a provider's virtual node: Spillway's taint and Liqo's.

@@ -270,7 +270,7 @@ func (d *Driver) credentials(ctx context.Context, provider string) ([]client.Obj
 // lastOffloadings are those that Spillway made, if there is no other peering.
 func (d *Driver) lastOffloadings(ctx context.Context, provider string) ([]offloadingv1beta1.NamespaceOffloading, error) {
 	peerings, err := d.Observe(ctx)
-	if err != nil || slices.ContainsFunc(peerings, func(o peering.Observed) bool { return o.ClusterID != provider }) {
+	if err != nil || slices.ContainsFunc(peerings, func(other string) bool { return other != provider }) {
 		return nil, err
 	}
 	var offloadings offloadingv1beta1.NamespaceOffloadingList
