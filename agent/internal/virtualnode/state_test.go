@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-dev/spillway/agent/internal/peering"
 	"github.com/spillway-dev/spillway/agent/internal/peering/fake"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/e2e/expect"
 )
 
 // A virtual node counts as shrunk only a while after it was last known or asked to
@@ -120,5 +121,18 @@ func TestDriverIsSkipped(t *testing.T) {
 		if waits := len(driver.Calls("EnsureCapacity")) > 0 && p.node.Reason == "Growing"; !waits && !p.ready() {
 			t.Errorf("%s: not ready: %+v", step.name, p)
 		}
+	}
+}
+
+// TestResyncCallsTheDriver: tokens are renewed without any other event.
+func TestResyncCallsTheDriver(t *testing.T) {
+	driver := fake.NewDriver()
+	_, err := driver.EnsurePeering(t.Context(), peering.Peer{ClusterID: "paris"})
+	expect.NoError(t, err)
+	r := New(nil, nil, nil, driver, Options{})
+	go r.resync(t.Context())
+	expect.Eventually(t, "paris to be enqueued", func() (bool, string) { return len(r.providers) == 1, "" })
+	if !r.takeChanged("paris") {
+		t.Error("the driver is not called while the same plan is in effect")
 	}
 }

@@ -3,7 +3,6 @@ package direct
 import (
 	"context"
 	"fmt"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -11,7 +10,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/spillway-dev/spillway/agent/internal/peering/session"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -53,61 +51,14 @@ func clusterLabel(label string) func(client.Object) string {
 	}
 }
 
-// SetupWithManager enqueues providers whose Secret or Node changes, and those whose
-// token is to be renewed.
+// SetupWithManager enqueues providers whose Secret or Node changes.
 func (d *Driver) SetupWithManager(mgr ctrl.Manager) error {
 	changed := func(_ context.Context, provider string) error { d.Enqueue(provider); return nil }
-	if err := session.Watch(mgr, "direct-consumer", clusterLabel(broker.LabelProvider), changed, &corev1.Secret{}, &corev1.Node{}); err != nil {
-		return err
-	}
-	return mgr.Add(leaderRunnable{func(ctx context.Context) error { return d.watchSecrets(ctx, mgr.GetClient()) }})
+	return session.Watch(mgr, "direct-consumer", clusterLabel(broker.LabelProvider), changed, &corev1.Secret{}, &corev1.Node{})
 }
 
 // SetupWithManager enqueues consumers whose namespace or quota changes.
 func (p *Provider) SetupWithManager(mgr ctrl.Manager) error {
 	changed := func(_ context.Context, consumer string) error { p.Enqueue(consumer); return nil }
 	return session.Watch(mgr, "direct-provider", clusterLabel(broker.LabelGuestsOf), changed, &corev1.Namespace{}, &corev1.ResourceQuota{})
-}
-
-// leaderRunnable is a manager.Runnable for the leader only.
-type leaderRunnable struct{ manager.RunnableFunc }
-
-func (leaderRunnable) NeedLeaderElection() bool { return true }
-
-// renewInterval is how often tokens are checked: often enough for the shortest.
-const renewInterval = MinTokenTTL / 60
-
-// watchSecrets enqueues the providers whose token is to be renewed, until ctx ends.
-func (d *Driver) watchSecrets(ctx context.Context, reader client.Reader) error {
-	ticker := time.NewTicker(renewInterval)
-	defer ticker.Stop()
-	for {
-		var secrets corev1.SecretList
-		err := reader.List(ctx, &secrets, client.InNamespace(d.VirtualNodeNamespace))
-		if err != nil && ctx.Err() == nil {
-			d.Log.Error(err, "Failed to list tokens to renew")
-		}
-		for _, provider := range renewable(secrets.Items, d.Clock.Now()) {
-			d.Enqueue(provider)
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// renewable lists the providers whose token is to be renewed by now.
-func renewable(secrets []corev1.Secret, now time.Time) []string {
-	var providers []string
-	for i := range secrets {
-		if !isRecord(&secrets[i]) {
-			continue
-		}
-		if r := parse(&secrets[i]); !r.renew.IsZero() && !now.Before(r.renew) {
-			providers = append(providers, r.Provider)
-		}
-	}
-	return providers
 }
