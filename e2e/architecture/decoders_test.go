@@ -86,6 +86,7 @@ var ownInput = map[string]string{
 	"agent.serverOf":                                      "ConfigMap kube-public/cluster-info of the agent's cluster",
 	"agent/internal/peering/liqo.Prove":                   "the private key that Liqo has generated in the agent's cluster",
 	"agent/internal/peering/sealing.LoadKey":              "the Secret of the agent's key, in its namespace",
+	"agent/internal/placeholder.sizeOf":                   "the agent's own annotation of its placeholder",
 	"virtual-node/internal/kubelet.SelfSignedCertificate": "the certificate that it has just created",
 	"broker/internal/history/database.records":            "what the broker has written to its database",
 	"broker/internal/history/database.decodeSum":          "what the broker has written to its database",

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/broker/guest"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -98,13 +99,13 @@ func ofWorkload(pod metav1.Object) bool {
 	return owner != nil && (strings.HasPrefix(owner.APIVersion, "apps/") || strings.HasPrefix(owner.APIVersion, "batch/"))
 }
 
-// trimMeta keeps the annotations of mirror pods and of gangs and, of the pods of workloads, the
-// labels that a part of Spillway gives a meaning.
+// trimMeta keeps the annotations of mirror pods, gangs and placeholders and, of the pods of
+// workloads, the labels that a part of Spillway gives a meaning.
 func trimMeta(meta *metav1.ObjectMeta) {
 	meta.ManagedFields = nil
 	annotations := meta.Annotations
 	meta.Annotations = nil
-	for _, key := range []string{corev1.MirrorPodAnnotationKey, broker.AnnotationWorkload} {
+	for _, key := range []string{corev1.MirrorPodAnnotationKey, broker.AnnotationWorkload, placeholder.AnnotationPart} {
 		if value, ok := annotations[key]; ok {
 			metav1.SetMetaDataAnnotation(meta, key, value)
 		}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
+	"github.com/spillway-dev/spillway/agent/internal/placeholder"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
 	"github.com/spillway-dev/spillway/e2e/expect"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
@@ -110,6 +111,22 @@ func TestTrimPodKeepsTheKey(t *testing.T) {
 				t.Errorf("lost labels or conditions: %v, %v", trimmed.Labels, trimmed.Status.Conditions)
 			}
 		})
+	}
+}
+
+// TestTrimPodKeepsParts: a trimmed placeholder says what it holds of a total.
+func TestTrimPodKeepsParts(t *testing.T) {
+	in := placeholder.Input{
+		Holds:  []placeholder.Hold{{UID: "a", Unused: broker.HeldCapacity{Totals: broker.FromList(expect.Resources("cpu", "1", "nvidia.com/gpu", "2"))}}},
+		Usable: func(string) bool { return true },
+	}
+	for _, pod := range placeholder.Make(in).Create {
+		trimmed, err := inventory.TrimPod(pod)
+		expect.NoError(t, err)
+		in.Pods = append(in.Pods, trimmed.(*corev1.Pod))
+	}
+	if plan := placeholder.Make(in); len(in.Pods) != 1 || len(plan.Create)+len(plan.Remove) > 0 {
+		t.Errorf("of %d placeholders, %d are removed; %d are created", len(in.Pods), len(plan.Remove), len(plan.Create))
 	}
 }
 

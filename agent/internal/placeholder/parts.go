@@ -2,10 +2,10 @@ package placeholder
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"math/bits"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,9 +18,9 @@ import (
 const (
 	// maxParts is the number of placeholders that a divisible total is held in, at most.
 	maxParts = 64
-	// labelPart is what a part of a divisible total holds: admission may raise what its
-	// placeholder requests.
-	labelPart = broker.Group + "/part"
+	// AnnotationPart is what a part of a divisible total holds, as broker.ResourceQuantities in
+	// JSON: admission may raise what its placeholder requests.
+	AnnotationPart = broker.Group + "/part"
 )
 
 // part is a placeholder of a divisible total.
@@ -77,7 +77,7 @@ func (in Input) parts(of int, existing map[string][]*corev1.Pod) []planned {
 		at(shapeOf(p.pod, p.size)).hold(p.pod)
 	}
 	for _, s := range in.divide(left, in.beside(of, byKey), maxParts-len(keep), len(keep)+leaving > 0) {
-		// A placeholder that is removed may have the key of a part and another size.
+		// A placeholder that is removed may have the key of a part, and say no size.
 		p := at(s)
 		p.size, p.set.Requests = s.size, s.set.Requests
 		p.set.Count += s.set.Count
@@ -240,39 +240,12 @@ func shapeOf(pod *corev1.Pod, size capacity.Vector) shape {
 	return shape{pod.Labels[broker.LabelShape], partSet(size), size}
 }
 
-// sizeLabel is an amount as the value of a label, "" if it is too long for one.
-func sizeLabel(amount capacity.Vector) string {
-	var words []string
-	for _, name := range slices.Sorted(maps.Keys(amount)) {
-		words = append(words, shortName(name)+"-"+strconv.FormatInt(amount[name], 36))
-	}
-	if value := strings.Join(words, "."); len(value) <= 63 {
-		return value
-	}
-	return ""
-}
-
-func shortName(resource corev1.ResourceName) string { return hash(string(resource))[:4] }
-
 // sizeOf is what a placeholder of a divisible total holds; ok is false if it is none.
 func sizeOf(pod *corev1.Pod) (size capacity.Vector, ok bool) {
-	requests := requestsOf(pod)
-	value := pod.Labels[labelPart]
-	if value == "" {
-		return capacity.Ceil(requests), len(requests) > 0 && keyOf(broker.PodSet{Requests: broker.FromList(requests)}) == pod.Labels[broker.LabelShape]
+	var holds broker.ResourceQuantities
+	if json.Unmarshal([]byte(pod.Annotations[AnnotationPart]), &holds) != nil {
+		return nil, false
 	}
-	names := map[string]corev1.ResourceName{}
-	for name := range requests {
-		names[shortName(name)] = name
-	}
-	size = capacity.Vector{}
-	for word := range strings.SplitSeq(value, ".") {
-		short, amount, _ := strings.Cut(word, "-")
-		n, err := strconv.ParseInt(amount, 36, 64)
-		if err != nil || n <= 0 || names[short] == "" {
-			return nil, false
-		}
-		size[names[short]] = n
-	}
-	return size, true
+	size = capacity.Ceil(holds.List())
+	return size, !size.IsZero()
 }

@@ -163,14 +163,9 @@ func TestPartThatAdmissionChanges(t *testing.T) {
 	}
 }
 
-// Placeholders of former versions say only what they request.
-func TestPartOfAFormerVersion(t *testing.T) {
+// A placeholder for a pod is no part of a total.
+func TestPlaceholderThatIsNoPart(t *testing.T) {
 	c := &cluster{}
-	c.apply(total("a", "cpu", "1"))
-	delete(c.pods[0].Labels, broker.Group+"/part")
-	if plan := c.apply(total("a", "cpu", "1500m")); len(plan.Remove) > 0 || sizes(plan.Create) != "cpu 500m" {
-		t.Errorf("removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))
-	}
 	inZone := set(1, "cpu", "1")
 	inZone.NodeSelector = map[string]string{"zone": "a"}
 	c.apply(held("a", inZone))
@@ -291,13 +286,13 @@ func TestPartsProperties(t *testing.T) {
 	})
 }
 
-// A placeholder of a former version that admission has changed is replaced once: it has the key
-// of the part that takes its place, and another size.
-func TestChangedPartOfAFormerVersion(t *testing.T) {
+// A part that does not say what it holds is replaced once: it has the key of the part that takes
+// its place.
+func TestPartThatSaysNothing(t *testing.T) {
 	c := &cluster{}
 	hold := total("a", "cpu", "4")
 	c.apply(hold)
-	delete(c.pods[0].Labels, broker.Group+"/part")
+	delete(c.pods[0].Annotations, placeholder.AnnotationPart)
 	c.pods[0].Spec.Containers[0].Resources.Requests[corev1.ResourceMemory] = resource.MustParse("52Mi")
 	if plan := c.apply(hold); len(plan.Remove) != 1 || sizes(plan.Create) != "cpu 4" {
 		t.Fatalf("removes %s, creates %s", sizes(plan.Remove), sizes(plan.Create))

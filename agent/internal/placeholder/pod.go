@@ -88,8 +88,10 @@ func (o Options) pod(h Hold, s shape, ordinal int) *corev1.Pod {
 		Annotations:     map[string]string{broker.LabelHold: h.Name, annotationDelay: "24h", guest.AnnotationEvict: "true"},
 		OwnerReferences: []metav1.OwnerReference{o.Owner},
 	}
-	if size := sizeLabel(s.size); size != "" {
-		pod.Labels[labelPart] = size
+	if len(s.size) > 0 {
+		// Quantities can always be marshalled.
+		holds, _ := json.Marshal(s.set.Requests)
+		pod.Annotations[AnnotationPart] = string(holds)
 	}
 	pod.Spec.PriorityClassName = PriorityClass
 	return pod
