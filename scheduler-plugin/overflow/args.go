@@ -28,12 +28,6 @@ type OverflowArgs struct {
 	metav1.TypeMeta `json:",inline"`
 	// Overflow is AfterPreemption or BeforePreemption. Default: AfterPreemption.
 	Overflow Order `json:"overflow,omitempty"`
-	// BatchQuiet is how long no further pod of an owner and shape must have arrived
-	// before capacity is requested. Default: 200ms.
-	BatchQuiet *metav1.Duration `json:"batchQuiet,omitempty"`
-	// BatchLongest is how long the first of them waits at most. Default: 1s, or
-	// BatchQuiet if that is longer.
-	BatchLongest *metav1.Duration `json:"batchLongest,omitempty"`
 	// DecisionTimeout is how long preemption waits at most for a decision about
 	// capacity in other clusters, if Overflow is BeforePreemption. Default: 10s.
 	DecisionTimeout *metav1.Duration `json:"decisionTimeout,omitempty"`
@@ -78,8 +72,6 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 		}
 	}
 	args.Overflow = cmp.Or(args.Overflow, AfterPreemption)
-	args.BatchQuiet = cmp.Or(args.BatchQuiet, &metav1.Duration{Duration: 200 * time.Millisecond})
-	args.BatchLongest = cmp.Or(args.BatchLongest, &metav1.Duration{Duration: max(time.Second, args.BatchQuiet.Duration)})
 	args.DecisionTimeout = cmp.Or(args.DecisionTimeout, &metav1.Duration{Duration: 10 * time.Second})
 	args.InstructionNamespace = cmp.Or(args.InstructionNamespace, broker.SystemNamespace)
 	args.AskAfter = cmp.Or(args.AskAfter, &metav1.Duration{})
@@ -90,12 +82,6 @@ func parseArgs(obj runtime.Object) (*OverflowArgs, error) {
 func (a *OverflowArgs) validate() error {
 	if a.Overflow != AfterPreemption && a.Overflow != BeforePreemption {
 		return fmt.Errorf("overflow: want %s or %s, got %q", AfterPreemption, BeforePreemption, a.Overflow)
-	}
-	if quiet := a.BatchQuiet.Duration; quiet < 0 || quiet > time.Minute {
-		return fmt.Errorf("batchQuiet: want 0s to 1m, got %s", quiet)
-	}
-	if longest := a.BatchLongest.Duration; longest < a.BatchQuiet.Duration || longest > time.Minute {
-		return fmt.Errorf("batchLongest: want batchQuiet (%s) to 1m, got %s", a.BatchQuiet.Duration, longest)
 	}
 	if timeout := a.DecisionTimeout.Duration; timeout < time.Second || timeout > 10*time.Minute {
 		return fmt.Errorf("decisionTimeout: want 1s to 10m, got %s", timeout)

@@ -30,16 +30,14 @@ func TestArgs(t *testing.T) {
 	const head = "apiVersion: broker.fluidos.eu/v1alpha1\nkind: OverflowArgs\n"
 	cases := map[string]struct {
 		raw  string
-		want string // "order quiet longest", or part of an error after "error: "
+		want string // "order decisionTimeout", or part of an error after "error: "
 	}{
-		"none":             {"", "AfterPreemption 200ms 1s"},
-		"empty":            {head, "AfterPreemption 200ms 1s"},
-		"all":              {head + "overflow: BeforePreemption\nbatchQuiet: 1s\nbatchLongest: 3s", "BeforePreemption 1s 3s"},
-		"a longer quiet":   {head + "batchQuiet: 2s", "AfterPreemption 2s 2s"},
+		"none":             {"", "AfterPreemption 10s"},
+		"empty":            {head, "AfterPreemption 10s"},
+		"all":              {head + "overflow: BeforePreemption\ndecisionTimeout: 3s", "BeforePreemption 3s"},
 		"unknown field":    {head + "overflw: BeforePreemption", `error: unknown field "overflw"`},
 		"unknown order":    {head + "overflow: Never", "error: want AfterPreemption or BeforePreemption"},
-		"negative":         {head + "batchQuiet: -1s", "error: batchQuiet"},
-		"longest < quiet":  {head + "batchQuiet: 1s\nbatchLongest: 500ms", "error: batchLongest"},
+		"negative":         {head + "askAfter: -1s", "error: askAfter"},
 		"no timeout":       {head + "decisionTimeout: 0s", "error: decisionTimeout"},
 		"an hour too long": {head + "askAfter: 1h1s", "error: askAfter"},
 		"no version":       {"overflow: BeforePreemption", "error: want arguments with apiVersion broker.fluidos.eu/v1alpha1"},
@@ -55,7 +53,7 @@ func TestArgs(t *testing.T) {
 				return
 			}
 			expect.NoError(t, err)
-			if got := fmt.Sprint(args.Overflow, " ", args.BatchQuiet.Duration, " ", args.BatchLongest.Duration); got != tc.want {
+			if got := fmt.Sprint(args.Overflow, " ", args.DecisionTimeout.Duration); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -65,7 +63,7 @@ func TestArgs(t *testing.T) {
 		return &metav1.Duration{Duration: time.Duration(n * float64(time.Second))}
 	}
 	defaults := &OverflowArgs{
-		Overflow: AfterPreemption, BatchQuiet: seconds(0.2), BatchLongest: seconds(1), DecisionTimeout: seconds(10),
+		Overflow: AfterPreemption, DecisionTimeout: seconds(10),
 		InstructionNamespace: "spillway-system", AskAfter: seconds(0), GangTimeout: seconds(60),
 	}
 	args, err := parseArgs(nil)

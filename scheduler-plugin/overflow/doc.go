@@ -87,8 +87,6 @@
 //	      apiVersion: broker.fluidos.eu/v1alpha1
 //	      kind: OverflowArgs
 //	      overflow: AfterPreemption
-//	      batchQuiet: 200ms
-//	      batchLongest: 1s
 //	      decisionTimeout: 10s
 //	      askAfter: 0s
 //	      gangTimeout: 1m

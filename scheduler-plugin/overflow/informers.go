@@ -70,7 +70,7 @@ func (p *Plugin) start(ctx context.Context) error {
 	p.reservations = request.NewReservations(client, reservations.GetIndexer(), clock.RealClock{})
 	controller := request.New(request.Config{
 		Log: log, Clock: clock.RealClock{}, Queue: p.queue,
-		Batcher: demand.NewBatcher(clock.RealClock{}, demand.Windows{Quiet: p.args.BatchQuiet.Duration, Longest: p.args.BatchLongest.Duration}),
+		Batcher: demand.NewBatcher(clock.RealClock{}, demand.Windows{Quiet: 200 * time.Millisecond, Longest: time.Second}),
 		Grants:  p.grants, Gate: p.gate, Placements: p.placements,
 		Waker: &waiting.Waker{
 			Gate: p.gate, Grants: p.grants, Placements: p.placements, Nodes: p.nodes, Settled: p.settled,

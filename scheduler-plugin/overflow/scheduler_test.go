@@ -70,7 +70,6 @@ profiles:
       apiVersion: broker.fluidos.eu/v1alpha1
       kind: OverflowArgs
       overflow: AfterPreemption
-      batchQuiet: 100ms
       gangTimeout: 6s
       refusePodResources: true
       ownerKinds:
@@ -88,7 +87,6 @@ profiles:
       apiVersion: broker.fluidos.eu/v1alpha1
       kind: OverflowArgs
       overflow: BeforePreemption
-      batchQuiet: 100ms
       decisionTimeout: 15s
 - schedulerName: spillway-patient
   plugins:
@@ -102,7 +100,6 @@ profiles:
       apiVersion: broker.fluidos.eu/v1alpha1
       kind: OverflowArgs
       overflow: BeforePreemption
-      batchQuiet: 100ms
       decisionTimeout: 10m
 - schedulerName: spillway-later
   plugins:
@@ -112,7 +109,6 @@ profiles:
     args:
       apiVersion: broker.fluidos.eu/v1alpha1
       kind: OverflowArgs
-      batchQuiet: 100ms
       askAfter: 5s
 - schedulerName: default-scheduler
 `
