@@ -33,6 +33,20 @@ func (p *Plugin) besideNominees(pod *corev1.Pod, info framework.NodeInfo) *frame
 	return framework.NewStatus(framework.Unschedulable, errNominees)
 }
 
+// ownNomineeChanged wakes those of the gate if a pod of this scheduler is neither nominated any more
+// to the node that it was nominated to, nor bound to it. kube-scheduler wakes only its own queue.
+func (p *Plugin) ownNomineeChanged(old, obj any) {
+	before, _ := old.(*corev1.Pod)
+	after, ok := obj.(*corev1.Pod)
+	if !ok || before == nil || before.Spec.SchedulerName != p.handle.ProfileName() || !usage.IsNominee(before) {
+		return
+	}
+	node := before.Status.NominatedNodeName
+	if after.Spec.NodeName != node && !(usage.IsNominee(after) && after.Status.NominatedNodeName == node) {
+		p.ownNomineeGone(node)
+	}
+}
+
 // ownNomineeGone wakes those of the gate that have room on a node since a pod of this scheduler is
 // not nominated to it any more.
 func (p *Plugin) ownNomineeGone(node string) {

@@ -264,7 +264,6 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 			p.queue.AddChanged(pod)
 		}
 		if pod.Spec.SchedulerName == p.handle.ProfileName() {
-			p.ownNomineeGone(p.nominated.Set(pod.UID, pod))
 			if done {
 				untried.Remove(pod)
 				p.placements.Nominees.Remove(pod.UID)
@@ -290,7 +289,9 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 	remove := func(obj any) {
 		if pod, ok := objectOf[*corev1.Pod](obj); ok {
 			p.watched.Remove(pod.UID)
-			p.ownNomineeGone(p.nominated.Set(pod.UID, nil))
+			if pod.Spec.SchedulerName == p.handle.ProfileName() && pod.Spec.NodeName == "" {
+				p.ownNomineeGone(pod.Status.NominatedNodeName)
+			}
 			p.queue.AddFreed(p.placements.RemovePod(pod.UID))
 			p.nomineeGone(p.placements.Nominees.Remove(pod.UID))
 			p.queue.Remove(pod.UID)
@@ -306,6 +307,7 @@ func (p *Plugin) podHandler(noNodes func() bool, untried *waiting.UntriedPods) c
 				remove(before)
 			}
 			update(obj)
+			p.ownNomineeChanged(before, obj)
 		},
 		DeleteFunc: remove,
 	}

@@ -289,11 +289,16 @@ func TestOwnNominee(t *testing.T) {
 	}
 	bound := nominated("home")
 	bound.Spec.NodeName = "home"
+	ending := nominated("home")
+	ending.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	for name, tc := range map[string]struct {
 		then  func(h cache.ResourceEventHandler)
 		freed bool
 	}{
 		"deleted":             {func(h cache.ResourceEventHandler) { h.OnDelete(nominated("home")) }, true},
+		"deleted at once":     {func(h cache.ResourceEventHandler) { h.OnDelete(ending) }, true},
+		"its deletion missed": {func(h cache.ResourceEventHandler) { h.OnDelete(cache.DeletedFinalStateUnknown{Obj: nominated("home")}) }, true},
+		"being deleted":       {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), ending) }, true},
 		"nominated elsewhere": {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("other")) }, true},
 		"nominated no more":   {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("")) }, true},
 		"unchanged":           {func(h cache.ResourceEventHandler) { h.OnUpdate(nominated("home"), nominated("home")) }, false},

@@ -94,8 +94,7 @@ type Plugin struct {
 	// scheduling is set by the first scheduling cycle: only the leader has any.
 	scheduling atomic.Bool
 	// leads reports whether this replica is known to lead before its first cycle.
-	leads     func() bool
-	nominated *usage.OwnNominees
+	leads func() bool
 	// unlabelled is when a pod was last seen without the labels of its binding.
 	unlabelled atomic.Int64
 	// watched are the pods that the return of overflowed ones depends on.
@@ -198,7 +197,6 @@ func New(ctx context.Context, obj runtime.Object, handle framework.Handle, minor
 		leads:      leads,
 		binder:     newBinder(),
 		pending:    waiting.NewPendingPods(),
-		nominated:  usage.NewOwnNominees(),
 	}
 	pods := core.Pods().Lister()
 	p.keys.Exists = func(pod *corev1.Pod) bool {

@@ -42,7 +42,6 @@ func testPlugin(args OverflowArgs, nodes ...any) *Plugin {
 		pools:      usage.NewPoolCache(now),
 		gate:       waiting.NewGate(now),
 		pending:    waiting.NewPendingPods(),
-		nominated:  usage.NewOwnNominees(),
 		clock:      now,
 		synced:     func() bool { return true },
 		counted:    func() bool { return true },

@@ -51,8 +51,8 @@ func newNominees(clock clock.PassiveClock) *nominees {
 	return &nominees{clock: clock, pods: map[types.UID]*nominee{}, byNode: map[string]map[types.UID]*nominee{}, keptOut: map[types.UID]*corev1.Pod{}}
 }
 
-// isNominee reports whether a pod is nominated to a node, and neither bound nor ending.
-func isNominee(pod *corev1.Pod) bool {
+// IsNominee reports whether a pod is nominated to a node, and neither bound nor ending.
+func IsNominee(pod *corev1.Pod) bool {
 	return pod.Status.NominatedNodeName != "" && pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && !podutil.IsPodTerminal(pod)
 }
 
@@ -72,7 +72,7 @@ func (n *nominees) Set(pod *corev1.Pod) (freed string) {
 		return ""
 	}
 	freed = n.drop(pod.UID)
-	if isNominee(pod) {
+	if IsNominee(pod) {
 		after := &nominee{node: pod.Status.NominatedNodeName, priority: corev1helpers.PodPriority(pod), amounts: PodAmounts(pod)}
 		n.pods[pod.UID] = after
 		if n.byNode[after.node] == nil {
@@ -117,36 +117,6 @@ func (n *nominees) drop(uid types.UID) (freed string) {
 	}
 	n.Some.Store(len(n.pods) > 0)
 	return before.node
-}
-
-// OwnNominees are the nodes that pods of this scheduler are nominated to, which keeps their room
-// itself. It wakes the others when one goes away, but not those that the gate holds.
-type OwnNominees struct {
-	mu    sync.Mutex
-	nodes map[types.UID]string
-}
-
-// NewOwnNominees returns none.
-func NewOwnNominees() *OwnNominees { return &OwnNominees{nodes: map[types.UID]string{}} }
-
-// Set records a pod as an informer shows it, nil for one that was deleted. freed is the node
-// that it no longer keeps room on, "" if there is none.
-func (n *OwnNominees) Set(uid types.UID, pod *corev1.Pod) (freed string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	before, after := n.nodes[uid], ""
-	if pod != nil && isNominee(pod) {
-		after = pod.Status.NominatedNodeName
-	}
-	if after == "" {
-		delete(n.nodes, uid)
-	} else {
-		n.nodes[uid] = after
-	}
-	if before == after || pod != nil && pod.Spec.NodeName == before {
-		return ""
-	}
-	return before
 }
 
 // On returns the nominees of a node, without those that are counted otherwise.

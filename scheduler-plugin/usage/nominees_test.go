@@ -28,7 +28,7 @@ func TestNominees(t *testing.T) {
 			case pod == nil:
 			case bound && now.Now().Before(at.Add(SettleFor)):
 				return pod.Spec.NodeName
-			case isNominee(pod):
+			case IsNominee(pod):
 				return pod.Status.NominatedNodeName
 			}
 			return ""
