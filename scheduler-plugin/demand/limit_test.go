@@ -27,7 +27,7 @@ func TestMaxPods(t *testing.T) {
 		"limit exceeded already":    {broker.ResourceQuantities{CPU: q("1")}, expect.Resources("cpu", "2"), 0, "cpu"},
 		"limit of zero":             {broker.ResourceQuantities{CPU: q("0")}, nil, 0, "cpu"},
 		"resource not requested":    {broker.ResourceQuantities{GPU: q("0")}, nil, 1<<31 - 1, ""},
-		"huge limit":                {broker.ResourceQuantities{Memory: q("8Ei")}, nil, 1<<31 - 1, ""},
+		"huge limit":                {broker.ResourceQuantities{Memory: q("8Ei")}, nil, 8589934, "memory"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

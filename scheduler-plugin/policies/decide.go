@@ -113,11 +113,11 @@ func usage(limit *broker.ResourceQuantities, namespaces []broker.PolicyNamespace
 	if limit == nil {
 		return ""
 	}
-	highest := -1.0
+	highest, limits := -1.0, limit.Limits()
 	for _, namespace := range namespaces {
 		requested := namespace.Requested.List()
-		for _, name := range demand.Limits(*limit) {
-			most, part := demand.LimitOf(*limit, name), requested[name]
+		for _, name := range slices.Sorted(maps.Keys(limits)) {
+			most, part := limits[name], requested[name]
 			share := 0.0
 			if part.Sign() > 0 {
 				share = part.AsApproximateFloat64() / max(most.AsApproximateFloat64(), 1e-9)

@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 	"github.com/spillway-dev/spillway/scheduler-plugin/usage"
 )
@@ -133,7 +134,7 @@ func requestedResources(all []*broker.Reservation, except string) corev1.Resourc
 		if r.Name == except {
 			continue
 		}
-		demand.AddRequested(sum, &r.Spec)
+		broker.AddTo(sum, capacity.Requested(&r.Spec).Totals.List())
 	}
 	return sum
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -210,9 +212,8 @@ func (w *walk) policy() {
 		w.step(name, OK, "no OverflowPolicy selects the namespace: nothing is limited")
 		return
 	}
-	limits := ptr.Deref(policy.Spec.MaxResources, broker.ResourceQuantities{})
-	names := demand.Limits(limits)
-	if len(names) == 0 {
+	limits := ptr.Deref(policy.Spec.MaxResources, broker.ResourceQuantities{}).Limits()
+	if len(limits) == 0 {
 		w.step(name, OK, "OverflowPolicy "+policy.Name+" limits no resources"+terms(policy))
 		return
 	}
@@ -225,12 +226,12 @@ func (w *walk) policy() {
 	_, capped := w.event(eventCapped)
 	var details []Detail
 	var short []corev1.ResourceName
-	for _, name := range names {
-		most, used, each := demand.LimitOf(limits, name), requested[name], pod[name]
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		most, used, each := limits[name], requested[name], pod[name]
 		next := used.DeepCopy()
 		next.Add(each)
 		detail := Detail{State: OK, Subject: string(name), Message: fmt.Sprintf("%s of %s requested", used.String(), most.String())}
-		if !w.bound && (w.r == nil || capped) && !each.IsZero() && next.Cmp(*most) > 0 {
+		if !w.bound && (w.r == nil || capped) && !each.IsZero() && next.Cmp(most) > 0 {
 			detail.State, detail.Message = Failed, detail.Message+", the pod needs "+each.String()
 			short = append(short, name)
 		}

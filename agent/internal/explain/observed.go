@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
+	"github.com/spillway-dev/spillway/broker/capacity"
 	"github.com/spillway-dev/spillway/broker/charge"
 	"github.com/spillway-dev/spillway/scheduler-plugin/demand"
 )
@@ -179,7 +180,7 @@ func (o *Observed) Policy() *broker.OverflowPolicy {
 func (o *Observed) Requested() corev1.ResourceList {
 	sum := corev1.ResourceList{}
 	for i := range o.Reservations {
-		demand.AddRequested(sum, &o.Reservations[i].Spec)
+		broker.AddTo(sum, capacity.Requested(&o.Reservations[i].Spec).Totals.List())
 	}
 	return sum
 }

@@ -17,11 +17,9 @@ const (
 
 	// LabelProvider of a virtual node is the cluster ID of its provider.
 	LabelProvider = Group + "/provider"
-	// TaintOverflow is the key of a virtual node's taint. The value is the provider's
-	// cluster ID, the effect NoSchedule.
+	// TaintOverflow is the key of a virtual node's taint. The value is the provider's cluster ID, the effect NoSchedule.
 	TaintOverflow = Group + "/overflow"
-	// LabelNodeType with value NodeTypeVirtual marks virtual nodes. The cluster
-	// autoscaler and the agent's inventory ignore such nodes.
+	// LabelNodeType with value NodeTypeVirtual marks virtual nodes: the cluster autoscaler and the inventory ignore them.
 	LabelNodeType = "type"
 	// NodeTypeVirtual is the value of LabelNodeType of a virtual node.
 	NodeTypeVirtual = "virtual-kubelet"
@@ -56,8 +54,7 @@ const (
 	// ManagedBySpillway is the value of LabelManagedBy.
 	ManagedBySpillway = "spillway"
 
-	// LabelOwnerUID of a Reservation that the scheduler plugin created is the UID of the
-	// pods' root owner.
+	// LabelOwnerUID of a Reservation that the scheduler plugin created is the UID of the pods' root owner.
 	LabelOwnerUID = Group + "/owner-uid"
 	// LabelShape of a Reservation that the scheduler plugin created is the hash of the
 	// pods' shape, or the same word for every gang, which may have several.

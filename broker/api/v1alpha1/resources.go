@@ -73,10 +73,15 @@ func (q *ResourceQuantities) Each(f func(name corev1.ResourceName, amount resour
 }
 
 // List is q as a Kubernetes resource list of the caller's, without zero amounts.
-func (q ResourceQuantities) List() corev1.ResourceList {
+func (q ResourceQuantities) List() corev1.ResourceList { return q.list(false) }
+
+// Limits is List with zero amounts: a limit of zero is one too.
+func (q ResourceQuantities) Limits() corev1.ResourceList { return q.list(true) }
+
+func (q ResourceQuantities) list(zeros bool) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	q.Each(func(name corev1.ResourceName, amount resource.Quantity) {
-		if !amount.IsZero() {
+		if zeros || !amount.IsZero() {
 			list[name] = amount.DeepCopy()
 		}
 	})
