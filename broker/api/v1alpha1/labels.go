@@ -103,6 +103,5 @@ const (
 // VirtualNodeName is the name of the virtual node for a provider.
 func VirtualNodeName(clusterID string) string { return VirtualNodePrefix + clusterID }
 
-// GuestNamespace is the namespace of a consumer's guests at a provider, with the
-// direct driver.
+// GuestNamespace is the namespace of a consumer's guests at a provider with driver direct.
 func GuestNamespace(consumer string) string { return "spillway-guests-" + consumer }
