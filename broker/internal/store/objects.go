@@ -9,8 +9,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// goneFor is how long an event or a read may still have an object that is gone.
-const goneFor = 30 * time.Second
+// goneFor is how long an event, a read or the answer to a call may still have an object that is gone: twice
+// as long as a call takes at most.
+const goneFor = time.Minute
 
 // objects are those of one kind, by name: the newest version of each that a watch, a read or
 // an own write has shown. It is not safe for concurrent use.
