@@ -132,7 +132,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 }
 
 // resync enqueues every peering that exists, at intervals, so that one without an
-// instruction is found after a restart, and its token is renewed.
+// instruction is found after a restart, and the driver renews what expires.
 func (r *Reconciler) resync(ctx context.Context) error {
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		peerings, err := r.driver.Observe(ctx)

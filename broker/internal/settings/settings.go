@@ -4,11 +4,8 @@ package settings
 
 import (
 	"cmp"
-	"maps"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -94,10 +91,7 @@ func limit(most *broker.ResourceQuantities) capacity.Vector {
 	if most == nil {
 		return nil
 	}
-	limit := capacity.Vector{}
-	most.Each(func(name corev1.ResourceName, _ resource.Quantity) { limit[name] = 0 })
-	maps.Copy(limit, capacity.Floor(most.List()))
-	return limit
+	return capacity.Floor(most.Limits())
 }
 
 // Duration is the length of a Reservation's lease; 0 if only silence ends it.
