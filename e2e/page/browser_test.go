@@ -103,9 +103,22 @@ func (b *tab) forgive(contains ...string) {
 	})
 }
 
+// replaced is what Chromium says of an element that is not in the document any more.
+var replaced = []string{"Could not find node with given id", "Node is detached from document", "Node does not have a layout object"}
+
+// run takes steps. One whose element was replaced before it was acted on is taken again, as a person would.
 func (b *tab) run(t *testing.T, steps ...chromedp.Action[chromedp.Void]) {
 	t.Helper()
-	answered(t, func() (chromedp.Void, error) { return chromedp.Void{}, chromedp.Do(b.ctx, steps...) })
+	for _, step := range steps {
+		expect.Eventually(t, "the element to be there", func() (bool, string) {
+			err := answered(t, func() (err error, _ error) { return chromedp.Do(b.ctx, step), nil })
+			gone := err != nil && slices.ContainsFunc(replaced, func(says string) bool { return strings.Contains(err.Error(), says) })
+			if !gone {
+				expect.NoError(t, err)
+			}
+			return !gone, fmt.Sprint(err)
+		})
+	}
 }
 
 // call makes a call of the protocol.

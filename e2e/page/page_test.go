@@ -251,9 +251,19 @@ func keyboard(t *testing.T, h *hub, b *tab) {
 	b.shows(t, "● Live")
 	eval[any](t, b, "document.getSelection().selectAllChildren(document.getElementById('r-rome-shop-batch-77'))")
 	h.reserve(t, "rome", "later-1", "250m", 1)
-	b.shows(t, "Waits while text is selected.")
+	b.shows(t, "Waits while text is selected or something is pressed.")
 	eval[any](t, b, "document.getSelection().removeAllRanges()")
 	b.shows(t, "● Live", "rome-shop-later-1")
+
+	// What is pressed stays, so that no click is lost.
+	b.at(t, "/reservations")
+	b.shows(t, "● Live")
+	at := eval[[]float64](t, b, "(({x, y, width, height}) => [x + width / 2, y + height / 2])(document.getElementById('r-rome-shop-batch-77').getBoundingClientRect())")
+	b.run(t, chromedp.MouseEvent(chromedp.MousePressed, at[0], at[1], chromedp.ButtonLeft, chromedp.ClickCount(1)))
+	h.reserve(t, "rome", "last-1", "250m", 1)
+	b.shows(t, "Waits while text is selected or something is pressed.")
+	b.run(t, chromedp.MouseEvent(chromedp.MouseReleased, at[0], at[1], chromedp.ButtonLeft, chromedp.ClickCount(1)))
+	b.shows(t, "By rome, for shop/batch-77.")
 
 	// Who reads may stop what moves.
 	b.at(t, "/clusters")

@@ -6,7 +6,7 @@
   const pause = document.getElementById('pause');
   const live = document.getElementById('live');
   const silence = 25000, retryAfter = 3000;
-  let source = null, watchdog = 0, retry = 0, running = false, again = false, paused = false, held = false;
+  let source = null, watchdog = 0, retry = 0, held = 0, running = false, again = false, paused = false;
 
   const say = (text, isLost) => {
     if (line.textContent !== text) line.textContent = text;
@@ -32,23 +32,20 @@
     const next = focused && focused.id ? document.getElementById(focused.id) : now[region];
     if (next) next.focus({ preventScroll: true });
   };
-  const selecting = () => {
+  // What is being selected or pressed stays until it is not any more: a click on what was replaced would be lost.
+  const inHand = () => {
     const selection = document.getSelection();
-    return !selection.isCollapsed && live.contains(selection.anchorNode);
+    const is = live.matches(':active') || (!selection.isCollapsed && live.contains(selection.anchorNode));
+    if (is) {
+      say('Waits while text is selected or something is pressed. These are the figures of ' + shownAt() + '.', false);
+      clearTimeout(held);
+      held = setTimeout(refresh, 200);
+    }
+    return is;
   };
-
-  // What is being selected stays until it is not selected any more.
-  const hold = () => {
-    held = true;
-    say('Waits while text is selected. These are the figures of ' + shownAt() + '.', false);
-  };
-  document.addEventListener('selectionchange', () => {
-    if (held && !selecting()) { held = false; refresh(); }
-  });
 
   const refresh = async () => {
-    if (paused) return;
-    if (selecting()) { hold(); return; }
+    if (paused || inHand()) return;
     if (running) { again = true; return; }
     running = true;
     try {
@@ -57,8 +54,8 @@
       if (response.status >= 500 || response.status === 429) throw new Error(String(response.status));
       const fresh = new DOMParser().parseFromString(await response.text(), 'text/html').getElementById('live');
       if (!fresh.querySelector('#time')) { location.reload(); return; }
-      if (!paused && selecting()) { hold(); return; }
-      if (!paused) replace(fresh);
+      if (paused || inHand()) return;
+      replace(fresh);
       work();
     } catch (error) {
       fail();
