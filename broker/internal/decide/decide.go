@@ -12,6 +12,7 @@ package decide
 
 import (
 	"maps"
+	"math"
 	"math/big"
 	"slices"
 
@@ -181,13 +182,27 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 	defer s.free()
 	s.evaluate()
 	var scores []broker.ClusterScore
+	// What is taken back may fit where it was too dear for more. Each time, fewer pods are missing.
+	for before, changed := int32(math.MaxInt32), true; changed && s.request.Want.Pods() < before; {
+		before = s.request.Want.Pods()
+		parts, scores = s.choose(parts, scores, &decision, place)
+		if parts, changed = s.even(parts); changed {
+			decision = s.report(nil)
+		}
+	}
+	decision.Scores = scores
+	return parts, s.request.Want, decision
+}
+
+// choose adds parts to those that have been chosen, and reports the last choice.
+func (s *search) choose(parts []Part, scores []broker.ClusterScore, decision *broker.Decision, place Place) ([]Part, []broker.ClusterScore) {
 	// Once more than there are clusters, to explain what is missing when each has its part.
-	for len(parts) <= len(s.entries) {
+	for most := len(parts) + len(s.entries); len(parts) <= most; {
 		s.compare()
 		scores = s.addScores(scores)
-		if s.best < 0 || s.complete || len(parts) == len(s.entries) {
+		if s.best < 0 || s.complete || len(parts) == most {
 			// The last choice, unless it is refused: it is explained as it was made.
-			decision = s.report(parts)
+			*decision = s.report(parts)
 		}
 		if s.best < 0 {
 			break
@@ -207,10 +222,5 @@ func Split(request Request, snapshot Snapshot, place Place) (parts []Part, missi
 			break
 		}
 	}
-	parts, changed := s.even(parts)
-	if changed {
-		decision = s.report(nil)
-	}
-	decision.Scores = scores
-	return parts, s.request.Want, decision
+	return parts, scores
 }

@@ -201,6 +201,25 @@ var spreadCases = map[string]spreadCase{
 		clusters: []oracleCluster{places("bern", 9, priced("1", "EUR")), places("reno", 9, priced("3", "EUR"))},
 		want:     map[string]int32{"bern": 4},
 	},
+	"one is dear until few are missing": {
+		reason: "The others have room for all: bern has got 3 because oslo has room for 2.",
+		pods:   5, change: []func(*decide.Request){spread("cluster", 1), budget("10")},
+		clusters: []oracleCluster{places("bern", 20, priced("0", "EUR")), places("oslo", 2, priced("0", "EUR")), places("reno", 1, priced("5", "EUR"))},
+		want:     map[string]int32{"bern": 3, "oslo": 2},
+		messages: byCluster{"reno": "first are those"},
+	},
+	"one is dear, and another one's ledger is full": {
+		reason: "It gets what bern gives back because bergen has no room after all.",
+		pods:   6, change: []func(*decide.Request){spread("cluster", 2), budget("2")}, refuse: []string{"bergen"},
+		clusters: []oracleCluster{places("bergen", 1, priced("0", "EUR")), places("bern", 20, priced("0", "EUR")), places("genoa", 1, priced("0", "EUR")), places("oslo", 1, priced("0", "EUR")), places("reno", 2, priced("1", "EUR"))},
+		want:     map[string]int32{"bern": 2, "genoa": 1, "oslo": 1, "reno": 2},
+	},
+	"one is dear, and the others are full": {
+		reason: "It gets what is left.",
+		pods:   6, change: []func(*decide.Request){spread("cluster", 1), budget("10")},
+		clusters: []oracleCluster{places("bern", 20, priced("0", "EUR")), places("oslo", 2, priced("0", "EUR")), places("reno", 1, priced("5", "EUR"))},
+		want:     map[string]int32{"bern": 3, "oslo": 2, "reno": 1},
+	},
 	"growth": {
 		reason: "What it holds counts, and is not moved.",
 		pods:   3, change: []func(*decide.Request){spread("cluster", 1), func(r *decide.Request) { r.Held = heldPods("bern", 5, "oslo", 1) }},

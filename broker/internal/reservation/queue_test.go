@@ -481,6 +481,7 @@ func TestImpossibleOnesAreRetried(t *testing.T) {
 		after := before.DeepCopy()
 		after.Generation++
 		after.ResourceVersion = fmt.Sprint(1000 + i)
+		h.clock.Step(10 * time.Second) // in which the allowance for so many grows again
 		names := h.advertisementChanged(before, after)
 		if len(names) != maxRetried {
 			t.Fatalf("%d are retried", len(names))

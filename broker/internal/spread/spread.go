@@ -30,8 +30,9 @@ type Division struct {
 	Budget bool
 	// of is the domain of each cluster, -1 for none.
 	of []int
-	// level is up to which the domains are filled now, most up to which they may be.
-	level, most int64
+	// level is up to which the domains that count are filled now, rest up to which others are, and most up to
+	// which they may be.
+	level, rest, most int64
 }
 
 // DomainOf is the domain of a cluster; "" if it states none.
@@ -75,7 +76,8 @@ func (d *Division) Of(cluster int) *Domain {
 }
 
 // Fill finds up to how many pods each domain is filled with n more: as evenly as there is room, and to no
-// more than is allowed beside the one that counts and can have fewest.
+// more than is allowed beside the one that counts and can have fewest. One that does not count gets what
+// the others have no room for: what those have got before was as much as their room allows.
 func (d *Division) Fill(n int64) {
 	highest := int64(0)
 	d.most = math.MaxInt64
@@ -84,11 +86,14 @@ func (d *Division) Fill(n int64) {
 			d.most = min(d.most, domain.Held+domain.Room+int64(d.MaxSkew))
 		}
 	}
-	enough := sort.Search(int(highest+n), func(level int) bool {
-		d.level = int64(level)
-		return d.Takes() >= n
-	})
-	d.level = min(int64(enough), d.most)
+	d.level, d.rest = 0, 0
+	for _, level := range []*int64{&d.level, &d.rest} {
+		enough := sort.Search(int(highest+n), func(pods int) bool {
+			*level = int64(pods)
+			return d.Takes() >= n
+		})
+		*level = min(int64(enough), d.most)
+	}
 }
 
 // Takes is how many pods the domains take to be filled.
@@ -100,7 +105,14 @@ func (d *Division) Takes() (pods int64) {
 }
 
 // Share is how many more pods a domain may get.
-func (d *Division) Share(domain *Domain) int64 { return max(d.level-domain.Held, 0) }
+func (d *Division) Share(domain *Domain) int64 { return max(d.upTo(domain)-domain.Held, 0) }
+
+func (d *Division) upTo(domain *Domain) int64 {
+	if domain.Counts {
+		return d.level
+	}
+	return d.rest
+}
 
 // Excess is how many pods a domain has got that are too much beside those that others have.
 func (d *Division) Excess(domain *Domain) int64 {
@@ -115,20 +127,23 @@ func (d *Division) Excess(domain *Domain) int64 {
 
 // Limit says up to how many pods a domain gets.
 func (d *Division) Limit(domain *Domain) string {
-	return fmt.Sprintf("up to %d of the pods in %s %s", d.level, d.Over, domain.name)
+	return fmt.Sprintf("up to %d of the pods in %s %s", d.upTo(domain), d.Over, domain.name)
 }
 
 // Explain says why a domain gets no more.
 func (d *Division) Explain(domain *Domain) string {
-	message := fmt.Sprintf("placement.spread allows %d of the pods in %s %s, which has %d", d.level, d.Over, domain.name, domain.Held)
+	message := fmt.Sprintf("placement.spread allows %d of the pods in %s %s, which has %d", d.upTo(domain), d.Over, domain.name, domain.Held)
 	for _, least := range d.Domains {
-		if most := least.Held + least.Room; d.level == d.most && least.Counts && most+int64(d.MaxSkew) == d.most {
+		if most := least.Held + least.Room; d.upTo(domain) == d.most && least.Counts && most+int64(d.MaxSkew) == d.most {
 			within := ""
 			if d.Budget {
 				within = " within the budget"
 			}
 			return fmt.Sprintf("%s: %s %s has room for %d%s, and maxSkew is %d.", message, d.Over, least.name, most, within, d.MaxSkew)
 		}
+	}
+	if !domain.Counts && d.rest < d.level {
+		message += ": first are those where all of the pods would be within the budget"
 	}
 	return message + "."
 }
