@@ -49,8 +49,7 @@ func open(t *testing.T, base string) *tab {
 	ctx, closeTab := chromedp.NewContext(allocated)
 	t.Cleanup(closeTab)
 	b := &tab{ctx: ctx, base: base}
-	b.run(t)
-	expect.NoError(t, chromedp.Listen(ctx, b.heard))
+	answered(t, func() (any, error) { return nil, chromedp.Listen(ctx, b.heard) }) // which starts the browser
 	call(t, b, network.Enable, network.EnableParams{})
 	call(t, b, log.Enable, cdp.Empty{})
 	call(t, b, page.Enable, page.EnableParams{})
