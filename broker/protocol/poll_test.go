@@ -25,10 +25,7 @@ type cutting struct {
 func (b *cutting) serve(w http.ResponseWriter, r *http.Request) {
 	b.Lock()
 	defer b.Unlock()
-	watching := r.URL.Query().Get("watch") == "true"
-	if watching {
-		b.streams++
-	}
+	watching := isStream(r)
 	if b.down {
 		panic(http.ErrAbortHandler)
 	}
@@ -61,6 +58,23 @@ func (b *cutting) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
+func isStream(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
+
+// countsStreams counts them where they begin: one may be given up before the broker hears of it.
+type countsStreams struct {
+	*http.Transport
+	of *cutting
+}
+
+func (c countsStreams) RoundTrip(r *http.Request) (*http.Response, error) {
+	if isStream(r) {
+		c.of.Lock()
+		c.of.streams++
+		c.of.Unlock()
+	}
+	return c.Transport.RoundTrip(r)
+}
+
 func (b *cutting) set(ids ...string) {
 	b.Lock()
 	defer b.Unlock()
@@ -80,6 +94,7 @@ func (b *cutting) counts() (streams, lists, notModified int) {
 func (b *cutting) watchedOf(t *testing.T, streamAgainAfter time.Duration) <-chan string {
 	t.Helper()
 	client := serve(t, b.serve)
+	client.calls.Transport = countsStreams{client.calls.Transport.(*http.Transport), b}
 	client.heartbeat, client.PollInterval, client.streamAgainAfter = time.Minute, 5*time.Millisecond, streamAgainAfter
 	if b.silent {
 		client.heartbeat = 10 * time.Millisecond
