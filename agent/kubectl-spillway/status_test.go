@@ -73,10 +73,7 @@ func TestStatus(t *testing.T) {
 	if !strings.Contains(out, "1000 Reservations") {
 		t.Errorf("status says\n%s", out)
 	}
-	// The aim is 300 ms; the machine may have other work.
-	if median := took[len(took)/2]; median > 3*time.Second {
-		t.Errorf("status takes %s", median)
-	}
+	// The aim of 300 ms is no pass mark, since the machine may have other work: requests are.
 	counting, requests := counted(t, config)
 	counting.run(0, "status")
 	discovery := requests.Load()

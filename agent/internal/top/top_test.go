@@ -129,10 +129,11 @@ func TestSizes(t *testing.T) {
 	if tall := drawn(top.Of(hub(3, 3000), nil), 80, 200, explain.Style{}); !strings.Contains(tall, "and 900 more") {
 		t.Errorf("1,000 wait, and a terminal of 200 lines shows\n%s", tall)
 	}
-	begun := time.Now()
-	top.Of(hub(30, 10_000), nil)
-	if took := time.Since(begun); took > 5*time.Second {
-		t.Errorf("10,000 Reservations take %s", took)
+	// Work grows with the Reservations: as allocations, which the machine's load does not change.
+	few, many := hub(30, 1000), hub(30, 10_000)
+	of := func(o *health.Observed) float64 { return testing.AllocsPerRun(1, func() { top.Of(o, nil) }) }
+	if each, ofMany := of(few), of(many); ofMany > 12*each {
+		t.Errorf("1,000 Reservations take %.0f allocations, 10,000 %.0f", each, ofMany)
 	}
 }
 
