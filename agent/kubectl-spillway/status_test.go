@@ -7,11 +7,9 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,7 +34,7 @@ func (c *testCluster) installed() {
 		ClusterID: "rome", Timestamp: metav1.Now(), Resources: broker.AdvertisedResources{Capacity: amount, Allocatable: amount, Allocated: amount}}})
 }
 
-// TestStatus: exit codes, one list of each kind, and an answer at once with 1,000 Reservations.
+// TestStatus: exit codes, and one list of each kind, also with 1,000 Reservations.
 func TestStatus(t *testing.T) {
 	config := controlplane.Start(t)
 	c := clusterOf(t, config)
@@ -62,18 +60,10 @@ func TestStatus(t *testing.T) {
 		another := &broker.Reservation{ObjectMeta: named("shop", fmt.Sprint("job-", i)), Spec: reservation.Spec}
 		expect.NoError(t, c.Create(t.Context(), another))
 	}
-	var took []time.Duration
-	for range 15 {
-		begun := time.Now()
-		out, _ = c.run(0, "status")
-		took = append(took, time.Since(begun))
-	}
-	slices.Sort(took)
-	t.Logf("status took %s, median %s", took, took[len(took)/2])
+	out, _ = c.run(0, "status")
 	if !strings.Contains(out, "1000 Reservations") {
 		t.Errorf("status says\n%s", out)
 	}
-	// The aim of 300 ms is no pass mark, since the machine may have other work: requests are.
 	counting, requests := counted(t, config)
 	counting.run(0, "status")
 	discovery := requests.Load()

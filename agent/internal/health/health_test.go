@@ -141,6 +141,21 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestStatusGrows: with the Reservations, not with their square. Allocations are counted, which
+// the machine's load does not change.
+func TestStatusGrows(t *testing.T) {
+	of := func(reservations int) float64 {
+		o := rome()
+		for i := range reservations {
+			o.Reservations = append(o.Reservations, reservation(fmt.Sprint("job-", i), int32(i)))
+		}
+		return testing.AllocsPerRun(1, func() { health.Status(o) })
+	}
+	if few, many := of(1000), of(10_000); many > 12*few {
+		t.Errorf("1,000 Reservations take %.0f allocations, 10,000 %.0f", few, many)
+	}
+}
+
 // pods that run in paris, of 3 cores, and one that has ended.
 func overflowed() []corev1.Pod {
 	pod := corev1.Pod{Spec: corev1.PodSpec{NodeName: "spillway-paris", Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: expect.Resources("cpu", "3", "memory", "1Gi")}}}}}
