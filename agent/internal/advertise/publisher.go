@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	broker "github.com/spillway-dev/spillway/broker/api/v1alpha1"
@@ -105,8 +106,8 @@ func New(communicator Broker, connections Connections, options Options) *Publish
 	return p
 }
 
-// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces and the
-// prices.
+// SetupWithManager adds the Publisher to the manager and watches nodes, pods, namespaces, the
+// prices and what this cluster holds.
 func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	p.cached, p.live, p.recorder = mgr.GetClient(), mgr.GetAPIReader(), spillwayevents.NewRecorder(mgr.GetEventRecorder("spillway-agent"))
 	mark := toolscache.ResourceEventHandlerFuncs{
@@ -117,6 +118,9 @@ func (p *Publisher) SetupWithManager(mgr ctrl.Manager) error {
 	objects := []client.Object{&corev1.Node{}, &corev1.Pod{}, &corev1.Namespace{}}
 	if p.Prices.Name != "" {
 		objects = append(objects, &corev1.ConfigMap{})
+	}
+	if p.Unlisted != nil {
+		objects = append(objects, &broker.ProviderInstruction{})
 	}
 	for _, object := range objects {
 		informer, err := mgr.GetCache().GetInformer(context.Background(), object, cache.BlockUntilSynced(false))
@@ -143,7 +147,7 @@ func signal(to chan<- struct{}) {
 	}
 }
 
-// markIfChanged ignores heartbeats of kubelets, and changes of pods that do not
+// markIfChanged ignores heartbeats of kubelets, and changes of pods and holds that do not
 // change what they use.
 func (p *Publisher) markIfChanged(before, after any) {
 	switch after := after.(type) {
@@ -160,6 +164,10 @@ func (p *Publisher) markIfChanged(before, after any) {
 		b := before.(*corev1.Pod)
 		if b.Spec.NodeName == after.Spec.NodeName && inventory.Finished(b) == inventory.Finished(after) &&
 			b.Generation == after.Generation && equality.Semantic.DeepEqual(b.Labels, after.Labels) {
+			return
+		}
+	case *broker.ProviderInstruction:
+		if equality.Semantic.DeepEqual(instruction.Held(before.(*broker.ProviderInstruction)), instruction.Held(after)) {
 			return
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +20,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/spillway-dev/spillway/agent/internal/advertise"
+	"github.com/spillway-dev/spillway/agent/internal/instruction"
 	"github.com/spillway-dev/spillway/agent/internal/inventory"
 	"github.com/spillway-dev/spillway/agent/internal/transport"
 	"github.com/spillway-dev/spillway/agent/internal/transport/transporttest"
@@ -77,6 +79,7 @@ func TestPublisher(t *testing.T) {
 	connected := &connections{}
 	tracker := inventory.NewTracker(inventory.Recognizer{Guest: inventory.AnyOf()})
 	publisher := advertise.New(hub, connected, advertise.Options{
+		Unlisted:   instruction.NewProvider(mgr.GetClient(), "default", hub, transport.NewProviderMirror(hub), nil).Unlisted,
 		Terms:      inventory.Terms{ClusterID: "paris", PeerKey: "key", Lending: broker.Lending{Enabled: true}},
 		Recognizer: inventory.Recognizer{Guest: inventory.AnyOf()}, Inventory: tracker,
 		// Longer than the test, so that only changes are published.
@@ -138,6 +141,8 @@ func TestPublisher(t *testing.T) {
 
 	testPrices(t, c, hub, published)
 
+	testUnlisted(t, c, create, published)
+
 	connected.expectBeat(t, hub, last)
 
 	hub.Fail("PublishAdvertisement", errors.New("the broker is unavailable"))
@@ -177,6 +182,33 @@ func TestPublisher(t *testing.T) {
 	if len(own.Status.Holds) > 0 || own.Status.Active {
 		t.Errorf("the copy has a status: %+v", own.Status)
 	}
+}
+
+// testUnlisted: what is held for a Reservation that the broker does not list is advertised as it
+// is, at once: the broker has charged it until it hears otherwise.
+func testUnlisted(t *testing.T, c client.Client, create func(client.Object), published func(string, func(broker.ClusterAdvertisementSpec) bool)) {
+	t.Helper()
+	held := func(cpu string) *broker.HeldCapacity {
+		return &broker.HeldCapacity{Totals: broker.ResourceQuantities{CPU: new(resource.MustParse(cpu))}}
+	}
+	advertised := func(cpu string) func(broker.ClusterAdvertisementSpec) bool {
+		return func(s broker.ClusterAdvertisementSpec) bool {
+			return len(s.UnlistedHolds) == 1 && s.UnlistedHolds[0].Held.CPU.String() == cpu
+		}
+	}
+	o := &broker.ProviderInstruction{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "rome-1"},
+		Spec:       broker.ProviderInstructionSpec{ReservationUID: "u", ReservationName: "rome-1", RequesterClusterID: "rome", Attempt: 1},
+		Status:     broker.ProviderInstructionStatus{Held: held("2"), ObservedGeneration: 1},
+	}
+	create(o)
+	published("a hold that the broker does not list", advertised("2"))
+	expect.NoError(t, c.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+	o.Status.Held = held("1")
+	expect.NoError(t, c.Status().Update(t.Context(), o))
+	published("what is left of it", advertised("1"))
+	expect.NoError(t, c.Delete(t.Context(), o))
+	published("its end", func(s broker.ClusterAdvertisementSpec) bool { return len(s.UnlistedHolds) == 0 })
 }
 
 // testPrices: prices change without a restart; mistaken ones change nothing.
