@@ -147,8 +147,8 @@ func signal(to chan<- struct{}) {
 	}
 }
 
-// markIfChanged ignores heartbeats of kubelets, and changes of pods and holds that do not
-// change what they use.
+// markIfChanged ignores heartbeats of kubelets, changes of pods that do not change what they
+// use, and of holds that do not change what is held.
 func (p *Publisher) markIfChanged(before, after any) {
 	switch after := after.(type) {
 	case *corev1.Node:
